@@ -1,0 +1,37 @@
+# Headrace. The two commands to know: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: demo test setup check lock clean
+
+demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
+	$(BIN)/headrace demo
+
+test: $(VENV)/.dev-installed  ## everything CI runs
+	$(BIN)/ruff check app workers producers tests benchmarks
+	$(BIN)/python -m pytest
+
+check: test
+
+setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --require-hashes -r requirements.txt
+	$(PIP) install --require-hashes -r requirements-build.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.installed requirements-dev.txt
+	$(PIP) install --require-hashes -r requirements-dev.txt
+	touch $@
+
+lock:  ## pin again from the .in files
+	test -x $(VENV)-lock/bin/pip-compile || ($(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q pip-tools)
+	for f in requirements requirements-build requirements-dev; do \
+	  $(VENV)-lock/bin/pip-compile -q --strip-extras --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links $$f.in -o $$f.txt || exit 1; done
+
+clean:
+	rm -rf $(VENV) $(VENV)-lock demo-out
