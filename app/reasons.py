@@ -53,10 +53,13 @@ STAGE_OF: dict[Reason, Stage] = {
 }  # fmt: skip
 
 
-class Rejected(Exception):  # noqa: N818 - a verdict about a row, not a fault of ours
+class Rejected(Exception):
     """Raised by reading and rendering when a row can get no sample. `detail` is one sentence for a person."""
 
     def __init__(self, reason: Reason, detail: str):
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"

@@ -1,0 +1,80 @@
+"""The processes of one run on this machine, each started again if it dies, all ended with the supervisor."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.store.embedded import end_with_parent
+
+log = logging.getLogger(__name__)
+_RESTART_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0)
+_CALM_SECONDS = 60.0  # a process that lived this long starts again at once
+
+
+@dataclass(slots=True)
+class Child:
+    """One process: what it runs, and how often it had to be started again."""
+
+    name: str
+    arguments: list[str]
+    log_path: Path
+    process: subprocess.Popen | None = None
+    started_at: float = 0.0
+    deaths: int = 0
+    start_at: float = field(default=0.0)
+
+    def start(self) -> None:
+        """Start it, in a session of its own: Ctrl-C reaches the supervisor alone."""
+        with self.log_path.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
+                stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT), env=os.environ,
+            )  # fmt: skip
+        self.started_at = time.monotonic()
+
+    def ended(self) -> int | None:
+        """Exit status, or None while it runs or waits to be started again."""
+        return self.process.poll() if self.process is not None else None
+
+    def start_again(self) -> None:
+        """After a death: at once the first time, then with growing pauses."""
+        now = time.monotonic()
+        if self.process is not None:
+            if now - self.started_at > _CALM_SECONDS:
+                self.deaths = 0
+            pause = _RESTART_SECONDS[min(self.deaths, len(_RESTART_SECONDS) - 1)]
+            log.warning("process_died %s (%s); starting it again in %g s", self.name, _how(self.process), pause)
+            self.deaths += 1
+            self.process, self.start_at = None, now + pause
+        if now >= self.start_at:
+            self.start()
+
+    def signal(self, number: int) -> None:
+        """Send a signal if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; False if it still runs."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        lines = self.log_path.read_text(errors="replace").strip().splitlines() if self.log_path.exists() else []
+        return lines[-1] if lines else ""
+
+
+def _how(process: subprocess.Popen) -> str:
+    status = process.returncode
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit {status}"

@@ -1,0 +1,63 @@
+"""The commands that look: status and verify; and `simulate`, which serves."""
+
+import json
+from pathlib import Path
+
+import click
+
+from app.errors import OK, StorageError, UsageError, VerificationFailed
+from app.rundir import RunDir
+
+
+def existing_run(out: Path):
+    """The run in a directory. Raises UsageError if there is none."""
+    from app.manifest import read_run_file
+
+    rundir = RunDir(out.absolute())
+    run_file = read_run_file(rundir.run_json)
+    if run_file is None:
+        raise UsageError(f"{out} holds no run (no run.json in it).")
+    return rundir, run_file
+
+
+def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
+    """`headrace status OUT`."""
+    from app.cli.watching import inventory_of
+    from app.inventory import render_table
+
+    rundir, run_file = existing_run(out)
+    inventory = inventory_of(rundir, run_file, redis_url)
+    if as_json:
+        click.echo(json.dumps(inventory, ensure_ascii=False))
+    else:
+        click.echo(render_table(inventory), nl=False)
+    return OK
+
+
+def verify_command(out: Path, as_json: bool) -> int:
+    """`headrace verify OUT`."""
+    from app.verify import verify
+
+    rundir, _ = existing_run(out)
+    report = verify(rundir)
+    click.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.render())
+    if not report.ok:
+        raise VerificationFailed(f"{out} breaks a promise; the first places are listed above.")
+    return OK
+
+
+def simulate_command(host: str, port: int, config: str | None, faults: str | None) -> int:
+    """`headrace simulate`: serves until it is told to stop; prints its URL when it listens."""
+    from app.settings import json_option
+    from app.sglang.simulator import Faults, SimulatorConfig, serve
+
+    try:
+        wanted = Faults().updated(json_option("--faults", faults))
+        settings = SimulatorConfig(**json_option("--config", config), faults=wanted)
+    except (ValueError, TypeError) as exc:
+        raise UsageError(f"headrace simulate: {exc}.") from exc
+    try:
+        serve(settings, port, host, on_ready=lambda url: click.echo(url))
+    except OSError as exc:
+        raise StorageError(f"Cannot listen on {host}:{port}: {exc.strerror}.") from exc
+    return OK

@@ -1,0 +1,285 @@
+"""`headrace`: every command, its options and examples. stdout is data, stderr is talk.
+
+Heavy imports happen inside the commands, so that `--help` is instant.
+"""
+
+import difflib
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app import __version__
+from app.errors import INTERNAL, HeadraceError
+
+_SETTINGS_FILE = "headrace.toml"
+
+
+class Group(click.Group):
+    """A group that suggests the command that was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        """Name near misses."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near:
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
+            raise
+
+
+def option(*names: str, **attributes: Any):
+    """An option that can also come from HEADRACE_<NAME>."""
+    long = max((name.split("/")[0] for name in names if name.startswith("--")), key=len)
+    attributes.setdefault("envvar", "HEADRACE_" + long.removeprefix("--").replace("-", "_").upper())
+    attributes.setdefault("show_envvar", False)
+    return click.option(*names, **attributes)
+
+
+def options(*decorators):
+    """Several options as one decorator, shown in this order."""
+
+    def decorate(function):
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
+api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+
+run_options = options(
+    click.argument("inputs", nargs=-1, required=True, metavar="[NAME=]DATA..."),
+    option("--endpoint", "endpoints", multiple=True, required=True, metavar="URL", help="SGLang base URL; repeatable."),
+    option("--tokenizer", required=True, metavar="DIR|NAME", help="Tokenizer with its chat template."),
+    option("--out", required=True, type=click.Path(path_type=Path),
+           help="Directory of this run; what is there is resumed."),
+    option("--max-new-tokens", type=int, default=4096, show_default=True, help="Allowance of each answer, in tokens."),
+    option("--temperature", type=float, default=1.0, show_default=True),
+    option("--top-p", type=float, default=1.0, show_default=True),
+    option("--top-k", type=int, default=-1, show_default=True, help="-1: all."),
+    option("--sampling", metavar="JSON", help="More of SGLang's sampling parameters, as an object."),
+    option("--samples", type=int, default=1, show_default=True, help="Completions a row; may be raised later."),
+    option("--turns", type=click.Choice(["last", "all"]), default="last", show_default=True,
+           help="last: history as given, one generation."),
+    option("--system", metavar="TEXT", help="System message for rows that have none."),
+    option("--chat-template", type=click.Path(path_type=Path), help="Jinja file instead of the tokenizer's own."),
+    option("--template-kwargs", metavar="JSON", help="Arguments for the chat template, as an object."),
+    option("--trust-remote-code", is_flag=True, help="Run the tokenizer folder's own Python code."),
+    option("--prompt-field", metavar="FIELD", help="Field (a.b.c) that holds the prompt, where a file is unusual."),
+    option("--messages-field", metavar="FIELD", help="Field that holds the messages, where a file is unusual."),
+    option("--fit-output", is_flag=True, help="Clip the allowance of prompts too long for it, instead of rejecting."),
+    option("--vocab-size", type=int, help="The model's vocabulary, where tokenizer and endpoint do not tell."),
+    option("--limit", type=int, metavar="N", help="Only the first N rows of each dataset."),
+    redis_option,
+    option("--workers", type=int, default=1, show_default=True, help="Worker processes on this machine."),
+    option("--slots", type=int, default=1000, show_default=True, help="Tasks a worker holds at once."),
+    option("--concurrency", type=int, default=-1, help="Ceiling of requests per endpoint, over all workers."),
+    option("--short-concurrency", type=int, default=-1, help="The same for the short lane alone."),
+    option("--long-concurrency", type=int, default=-1, help="The same for the long lane alone."),
+    option("--request-timeout", "request_timeout_seconds", type=float, default=3600.0, metavar="SECONDS",
+           help="Deadline of one request."),
+    option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, metavar="SECONDS",
+           help="How long to wait at the start for an endpoint that never answered."),
+    option("--limit-seconds", type=float, metavar="SECONDS", help="Stop after this long (exit 3)."),
+    option("--drain-seconds", type=float, default=30.0, show_default=True, metavar="SECONDS",
+           help="Time for running requests when stopping."),
+    option("--high-water", type=int, default=5000, show_default=True, help="Queued tasks per lane."),
+    option("--max-row-bytes", type=int, default=64 * 2**20, help="Larger rows are rejected."),
+    option("--max-sample-tokens", type=int, help="Longer samples are rejected."),
+    option("--truncated", type=click.Choice(["keep", "drop"]), default="keep", show_default=True,
+           help="What becomes of answers cut at their allowance."),
+    api_key_option,
+)  # fmt: skip
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="headrace")
+@click.option("--settings", "settings_file", type=click.Path(path_type=Path), envvar="HEADRACE_SETTINGS",
+              help=f"Settings file (default: {_SETTINGS_FILE} here, if there is one).")
+@click.pass_context
+def cli(ctx: click.Context, settings_file: Path | None) -> None:
+    """Regenerate training data with a teacher LLM on SGLang servers.
+
+    \b
+    headrace demo
+    headrace run B1=data/glaive.jsonl B2=data/code.parquet --endpoint http://gpu1:30000 \\
+             --tokenizer /models/Kimi-K2.5 --out runs/kimi
+    headrace status runs/kimi
+    """
+    path = settings_file or Path(_SETTINGS_FILE)
+    if settings_file is None and not path.exists():
+        return
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as exc:
+        raise click.UsageError(f"Cannot read settings file {path}: {exc}") from exc
+    ctx.default_map = dict.fromkeys(cli.commands, values)
+
+
+@cli.command()
+@run_options
+def run(**values: Any) -> int:
+    """Take datasets through SGLang into training data; the same command again resumes.
+
+    \b
+    headrace run prompts.jsonl --endpoint http://localhost:30000 --tokenizer /models/teacher --out out
+    headrace run B1=a.jsonl B2=b.parquet --endpoint http://gpu1:30000 --endpoint http://gpu2:30000 \\
+             --tokenizer /models/teacher --max-new-tokens 8192 --temperature 0.6 --out out
+    """
+    from app.cli.run import run_command
+
+    return run_command(values)
+
+
+@cli.command()
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the files here (default: a new folder demo-out).")
+@click.option("--seed", type=int, default=0, hidden=True)
+def demo(out: Path | None, seed: int) -> int:
+    """The main job on bundled prompts and simulated servers: no GPU, no network, under a minute.
+
+    \b
+    headrace demo
+    """
+    from app.cli.demo import run_demo
+
+    return run_demo(out)
+
+
+@cli.command()
+@run_options
+@click.option("--no-wait", is_flag=True, help="Leave when everything is enqueued, instead of staying until complete.")
+def enqueue(no_wait: bool, **values: Any) -> int:
+    """The producer alone: fill the queues of a Redis that workers elsewhere serve.
+
+    \b
+    headrace enqueue data.jsonl --redis redis://box:6379/0 --endpoint http://gpu1:30000 \\
+             --tokenizer /models/teacher --out out
+    """
+    from app.cli.run import enqueue_command
+
+    return enqueue_command(values, wait=not no_wait)
+
+
+@cli.command(hidden=True)
+@click.argument("out", type=click.Path(path_type=Path))
+@redis_option
+def produce(out: Path, redis: str) -> int:
+    """The producer as a child of `run`: settings and run.json are in OUT."""
+    from app.cli.run import produce_command
+
+    return produce_command(out, redis)
+
+
+@cli.command()
+@redis_option
+@option("--name", metavar="NAME", help="Name of this worker; the host is added (default: made up).")
+@option("--slots", type=int, default=1000, show_default=True, help="Tasks it holds at once.")
+@option("--lane", "lanes", multiple=True, type=click.Choice(["short", "long"]), help="Lanes it serves (default: both).")
+@option("--drain-seconds", type=float, default=30.0, show_default=True, help="Time for running requests when stopping.")
+@api_key_option
+def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ...], drain_seconds: float,
+           api_key: str | None) -> int:  # fmt: skip
+    """A worker: takes tasks of all runs from Redis to their endpoints. Start as many as you like, on any host.
+
+    \b
+    headrace worker --redis redis://box:6379/0
+    HEADRACE_API_KEY=... headrace worker --redis redis://box:6379/0 --lane short --slots 500
+    """
+    from app.cli.run import worker_command
+
+    return worker_command(redis, name, slots, lanes, drain_seconds, api_key)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@redis_option
+def collect(out: Path, redis: str | None) -> int:
+    """The collector: the one process that writes the files of the run in OUT.
+
+    \b
+    headrace collect out --redis redis://box:6379/0
+    """
+    from app.cli.run import collect_command
+
+    return collect_command(out, redis)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@redis_option
+@json_flag
+def status(out: Path, redis: str | None, as_json: bool) -> int:
+    """The inventory of a run: rows = tokenized + rejected + pending.
+
+    \b
+    headrace status out
+    headrace status out --json
+    """
+    from app.cli.inspect import status_command
+
+    return status_command(out, redis, as_json)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@json_flag
+def verify(out: Path, as_json: bool) -> int:
+    """Read every line of a run and prove its promises; exit 0 only if all hold, else 7.
+
+    \b
+    headrace verify out
+    """
+    from app.cli.inspect import verify_command
+
+    return verify_command(out, as_json)
+
+
+@cli.command()
+@click.option("--port", type=int, default=30000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--config", metavar="JSON", help="Fields of the simulator's configuration, as an object.")
+@click.option("--faults", metavar="JSON", help="Faults from the start, as an object.")
+def simulate(port: int, host: str, config: str | None, faults: str | None) -> int:
+    """A simulated SGLang server: real wire bodies, a KV pool that fills, faults on demand.
+
+    \b
+    headrace simulate --port 30000
+    headrace simulate --config '{"max_total_num_tokens": 231120}' --faults '{"crash_above_running": 100}'
+    """
+    from app.cli.inspect import simulate_command
+
+    return simulate_command(host, port, config, faults)
+
+
+def main() -> None:
+    """Entry point: exit codes of design, no traceback for a foreseeable fault."""
+    try:
+        status_code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(3)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    except HeadraceError as exc:
+        click.echo(f"headrace: {exc}", err=True)
+        sys.exit(exc.exit_code)
+    except BrokenPipeError:
+        sys.exit(INTERNAL)
+    sys.exit(status_code if isinstance(status_code, int) else 0)
+
+
+def echo_json(value: object) -> None:
+    """Print data."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

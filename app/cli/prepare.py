@@ -1,0 +1,207 @@
+"""From settings to a run that can start: everything that can be wrong is found here, before anything is enqueued.
+
+Order: cheap and certain first. Input files, output directory, recipe; then Redis; then endpoints.
+"""
+
+import importlib.metadata
+import json
+import logging
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import redis
+from pydantic import SecretStr
+
+import app
+from app.errors import RecipeChanged, StorageError, UsageError
+from app.manifest import (
+    InputFile,
+    Limits,
+    Recipe,
+    RunFile,
+    RunManifest,
+    drift,
+    guarded,
+    read_run_file,
+    refuse_other_recipe,
+    write_run_file,
+)
+from app.preflight import survey
+from app.rundir import RunDir
+from app.settings import RunSettings, save_settings
+from app.sglang.sampling import sampling_body
+from app.sglang.wire import EndpointInfo
+from app.store.connection import translated
+from app.store.keys import RUNS, EndpointKeys, RunKeys
+from app.tokenization import Renderer, RenderOptions
+from app.urls import endpoint_key, normalise
+from producers.inputs import Dataset, describe, parse_inputs
+
+log = logging.getLogger(__name__)
+_VOCABULARY_PADDING = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run whose settings, input and recipe are sound."""
+
+    settings: RunSettings
+    rundir: RunDir
+    datasets: list[Dataset]
+    urls: list[str]
+    run_file: RunFile
+    vocab_size: int
+
+
+def prepare(settings: RunSettings) -> Prepared:
+    """Check input, directory and recipe; make or resume run.json. Raises UsageError, RecipeChanged, StorageError."""
+    datasets = parse_inputs(settings.inputs)
+    urls = list(dict.fromkeys(normalise(url) for url in settings.endpoints))
+    rundir = make_directory(settings.out)
+    before = read_run_file(rundir.run_json)
+    files = describe(datasets, [f for f in (before.datasets if before else []) if f.sha256])
+    date = before.recipe.rendering.get("date") if before else None
+    renderer = Renderer(render_options(settings, date or datetime.now(UTC).date().isoformat()))
+    vocab_size = settings.vocab_size or min(renderer.vocab_size, renderer.model_vocab_size or renderer.vocab_size)
+    recipe = recipe_of(settings, renderer, vocab_size)
+    if before is not None:
+        refuse_other_recipe(before, recipe, settings.out)
+    run_file = (before or _new_run(recipe)).model_copy(
+        update={"datasets": _merge(before.datasets if before else [], files), "samples": settings.samples}
+    )
+    write_run_file(rundir.run_json, run_file)
+    save_settings(rundir.private / "settings.json", settings)
+    return Prepared(settings, rundir, datasets, urls, run_file, vocab_size)
+
+
+def make_directory(out: Path) -> RunDir:
+    """Make the output directory. Raises UsageError if something else stands there, StorageError if it can't be made."""
+    rundir = RunDir(out.absolute())
+    try:
+        rundir.logs.mkdir(parents=True, exist_ok=True)
+        probe = rundir.private / "writable"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except FileExistsError:
+        raise UsageError(f"--out {out} is a file; give a directory.") from None
+    except NotADirectoryError:
+        raise UsageError(f"--out {out} lies below a file; give a directory.") from None
+    except OSError as exc:
+        raise StorageError(f"Cannot write in --out {out}: {exc.strerror}.") from exc
+    return rundir
+
+
+def render_options(settings: RunSettings, date: str | None, vocab_size: int | None = None) -> RenderOptions:
+    """How conversations become ids, from the run's settings. date: what a template that prints one gets."""
+    return RenderOptions(
+        tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code,
+        chat_template=str(settings.chat_template) if settings.chat_template else None,
+        template_kwargs=settings.template_kwargs, date=date, model_vocab_size=vocab_size,
+    )  # fmt: skip
+
+
+def recipe_of(settings: RunSettings, renderer: Renderer, vocab_size: int) -> Recipe:
+    """All that we decide about the answer."""
+    options = {
+        "max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature, "top_p": settings.top_p,
+        "top_k": settings.top_k, **settings.sampling,
+    }  # fmt: skip
+    rendering = {
+        "turns": settings.turns, "system": settings.system, "prompt_field": settings.prompt_field,
+        "messages_field": settings.messages_field, "fit_output": settings.fit_output,
+        "date": renderer.options.date if renderer.is_dated else None,
+    }  # fmt: skip
+    return Recipe(
+        tokenizer=renderer.fingerprint(), rendering=rendering, sampling=sampling_body(options, vocab_size=vocab_size)
+    )
+
+
+def meet_endpoints(
+    prepared: Prepared, client: redis.Redis, redis_url: str, api_key: SecretStr | None, say
+) -> RunManifest:
+    """Wait for endpoints, learn what they are, and tell Redis about run and endpoints. Raises as `survey` does."""
+    settings = prepared.settings
+    sampling = prepared.run_file.recipe.sampling
+    found = survey(
+        prepared.urls, sampling, api_key=api_key, vocab_size=_padded(prepared.vocab_size),
+        wait_seconds=settings.endpoint_wait_seconds, say=say,
+    )  # fmt: skip
+    run_file = _guard_model(prepared, found)
+    write_run_file(prepared.rundir.run_json, run_file)
+    infos = {url: info for url, info in found.items() if isinstance(info, EndpointInfo)}
+    model_vocab = max((n for n in map(_model_vocabulary, infos.values()) if n), default=None)
+    manifest = RunManifest(
+        run_id=run_file.run_id, recipe=run_file.recipe_fingerprint, sampling=sampling, endpoints=prepared.urls,
+        vocab_size=min(prepared.vocab_size, model_vocab or prepared.vocab_size),
+        output_vocab_size=model_vocab or _padded(prepared.vocab_size), server=run_file.server,
+        limits={url: Limits(context_tokens=i.usable_context, prompt_tokens=i.max_req_input_len)
+                for url, i in infos.items()},
+        concurrency=settings.concurrency, short_concurrency=settings.short_concurrency,
+        long_concurrency=settings.long_concurrency, request_timeout_seconds=settings.request_timeout_seconds,
+    )  # fmt: skip
+    with translated(redis_url):
+        _tell_redis(client, manifest, found, run_file.server)
+    return manifest
+
+
+def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict, server: dict) -> None:
+    keys = RunKeys(manifest.run_id)
+    client.set(keys.manifest, manifest.model_dump_json())
+    client.sadd(RUNS, manifest.run_id)
+    client.delete(keys.halt)
+    for url, info in found.items():
+        trouble = info if isinstance(info, str) else drift(server, guarded(info.identity))
+        if trouble:
+            state = {"since": datetime.now(UTC).timestamp(), "evidence": trouble, "loading": False}
+            client.set(EndpointKeys(endpoint_key(url)).open, json.dumps(state), nx=True)
+            log.warning("endpoint_open %s: %s", url, trouble)
+        else:
+            client.delete(EndpointKeys(endpoint_key(url)).open)
+
+
+def _guard_model(prepared: Prepared, found: dict[str, EndpointInfo | str]) -> RunFile:
+    """One run never mixes models: the first one seen is the run's. Raises RecipeChanged if no endpoint serves it."""
+    run_file = prepared.run_file
+    infos = [info for info in found.values() if isinstance(info, EndpointInfo)]
+    server = run_file.server or guarded(infos[0].identity)
+    changes = [(info.url, change) for info in infos if (change := drift(server, guarded(info.identity)))]
+    if changes and len(changes) == len(infos):
+        url, change = changes[0]
+        raise RecipeChanged(
+            f"{url} serves something else than {prepared.settings.out} was started with: {change}. "
+            "Start the same server again, or use another --out."
+        )
+    servers = run_file.servers | {info.fingerprint: info.identity for info in infos}
+    return run_file.model_copy(update={"server": server, "servers": servers})
+
+
+def _new_run(recipe: Recipe) -> RunFile:
+    packages = ("transformers", "tokenizers", "celery", "redis")
+    return RunFile(
+        run_id=uuid.uuid4().hex[:12], created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        headrace=app.__version__, recipe=recipe, recipe_fingerprint=recipe.fingerprint,
+        versions={name: importlib.metadata.version(name) for name in packages},
+    )  # fmt: skip
+
+
+def _merge(before: list[InputFile], now: list[InputFile]) -> list[InputFile]:
+    """Files of earlier starts stay listed; the same path is listed as it is now."""
+    current = {(file.dataset, file.path) for file in now}
+    return [file for file in before if (file.dataset, file.path) not in current] + now
+
+
+def _model_vocabulary(info: EndpointInfo) -> int | None:
+    """The model's vocabulary, where its folder can be read from here."""
+    try:
+        config = json.loads((Path(info.model or "") / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _padded(vocab_size: int) -> int:
+    """Models pad their vocabulary beyond what the tokenizer can make; a multiple of 1,024 covers those we know."""
+    return -(-vocab_size // _VOCABULARY_PADDING) * _VOCABULARY_PADDING

@@ -1,0 +1,235 @@
+"""The commands that do the work: run, enqueue, produce, worker, collect. Each only puts the parts together."""
+
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import SecretStr
+
+from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
+from app.rundir import RunDir
+from app.settings import json_option, load_settings, settings_of
+
+
+def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
+    """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
+    from app.cli.prepare import make_directory, prepare
+    from app.cli.supervise import Supervisor
+    from app.cli.view import View
+    from app.inventory import render_table
+    from app.lock import hold
+    from producers.enqueue import is_complete
+
+    api_key = take_api_key(values)
+    settings = checked(values)
+    rundir = make_directory(settings.out)
+    log_to(rundir.logs / "run.log")
+    with hold(rundir.lock, "headrace run"):
+        prepared = prepare(settings)
+        if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
+            return _show_complete(prepared)
+        with View(line_seconds) as view:
+            supervisor = Supervisor(prepared, view, api_key)
+            code = supervisor.run()
+        click.echo(render_table(supervisor.final), nl=False)
+        return code
+
+
+def _show_complete(prepared) -> int:
+    """A run with nothing left to do: its inventory, and the same exit code as when it was completed."""
+    from app.cli.watching import inventory_of
+    from app.inventory import render_table
+
+    shown = inventory_of(prepared.rundir, prepared.run_file, None)
+    click.echo(render_table(shown), nl=False)
+    return SOME_REJECTED if shown["totals"]["rejected"] else OK
+
+
+def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
+    """`headrace enqueue`: the producer alone, on a Redis that others use too."""
+    from app.cli.prepare import make_directory, meet_endpoints, prepare
+    from app.lock import hold
+    from app.store.connection import check, connect, translated
+
+    api_key = take_api_key(values)
+    settings = checked(values)
+    if settings.redis is None:
+        raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
+    log_to(None)
+    rundir = make_directory(settings.out)
+    with hold(rundir.lock, "headrace enqueue"):
+        prepared = prepare(settings)
+        client = connect(settings.redis)
+        with translated(settings.redis):
+            check(client, settings.redis)
+        manifest = meet_endpoints(prepared, client, settings.redis, api_key, say)
+        return _produce(settings, prepared.run_file, manifest, client, settings.redis, wait=wait)
+
+
+def produce_command(out: Path, redis_url: str) -> int:
+    """The producer as a child of `run`, which has prepared everything."""
+    from app.manifest import RunManifest, read_run_file
+    from app.store.connection import connect
+    from app.store.keys import RunKeys
+
+    log_to(None)
+    settings = load_settings(RunDir(out).private / "settings.json")
+    run_file = read_run_file(RunDir(out).run_json)
+    client = connect(redis_url)
+    data = patient(lambda: client.get(RunKeys(run_file.run_id).manifest))
+    if data is None:
+        raise UsageError(f"Redis knows no run {run_file.run_id}; start it with `headrace run` or `headrace enqueue`.")
+    return _produce(settings, run_file, RunManifest.model_validate_json(data), client, redis_url, wait=True)
+
+
+def _produce(settings, run_file, manifest, client, redis_url: str, *, wait: bool) -> int:
+    from app.celery_app import make_app
+    from app.cli.prepare import render_options
+    from producers.conveyor import Stopped
+    from producers.enqueue import Producer
+    from producers.inputs import parse_inputs
+
+    stop = stop_event()
+    options = render_options(settings, run_file.recipe.rendering["date"], manifest.vocab_size)
+    producer = Producer(
+        settings, parse_inputs(settings.inputs), manifest, options, client, make_app(redis_url), stop.is_set
+    )
+    try:
+        producer.run(wait=wait)
+    except Stopped:
+        raise Incomplete("The producer was stopped with rows pending; the same command resumes.") from None
+    if not wait:
+        return OK
+    return SOME_REJECTED if producer.rejected() else OK
+
+
+def worker_command(
+    redis_url: str | None, name: str | None, slots: int, lanes: tuple[str, ...], drain_seconds: float,
+    api_key: str | None,
+) -> int:  # fmt: skip
+    """`headrace worker`."""
+    from app.lanes import Lane
+    from app.store.connection import check, connect, translated
+    from workers.context import WorkerSettings
+    from workers.process import run_worker
+
+    if not redis_url:
+        raise UsageError("headrace worker needs --redis URL: the Redis that the producer uses.")
+    log_to(None)
+    client = connect(redis_url)
+    with translated(redis_url):
+        check(client, redis_url)
+    client.close()
+    key = SecretStr(api_key) if api_key else None
+    full_name = f"{name or uuid.uuid4().hex[:8]}@{platform.node() or 'localhost'}"
+    return run_worker(
+        WorkerSettings(
+            redis_url=redis_url, name=full_name, slots=slots, lanes=lanes or tuple(lane.value for lane in Lane),
+            drain_seconds=drain_seconds, api_key=key,
+        )
+    )  # fmt: skip
+
+
+def collect_command(out: Path, redis_url: str | None) -> int:
+    """`headrace collect`: under the writer lock, until told to stop."""
+    from app.lock import hold
+    from app.manifest import read_run_file
+    from app.samples import SampleFilters
+    from app.store.connection import connect
+    from workers.collector import Collector
+
+    if not redis_url:
+        raise UsageError("headrace collect needs --redis URL: the Redis that the workers use.")
+    log_to(None)
+    rundir = RunDir(out.absolute())
+    run_file = read_run_file(rundir.run_json)
+    if run_file is None:
+        raise UsageError(f"{out} holds no run.json; `headrace enqueue … --out {out}` makes it.")
+    settings = load_settings(rundir.private / "settings.json")
+    filters = SampleFilters(max_sample_tokens=settings.max_sample_tokens, truncated=settings.truncated)
+    stop = stop_event()
+    with ExitStack() as stack:
+        _hold_patiently(stack, lambda: hold(rundir.writer_lock, "headrace collect"), stop)
+        collector = Collector(rundir, connect(redis_url), run_file.run_id, filters)
+        collector.stopping = stop
+        collector.run()
+    return OK
+
+
+def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> None:
+    """A collector that was killed a moment ago may still be going: give it some seconds."""
+    deadline = time.monotonic() + 15.0
+    while True:
+        try:
+            stack.enter_context(lock())
+            return
+        except UsageError:
+            if time.monotonic() > deadline or stop.wait(0.2):
+                raise
+
+
+def checked(values: dict[str, Any]):
+    """Settings from the command line."""
+    values = dict(values)
+    values["inputs"], values["endpoints"] = list(values["inputs"]), list(values["endpoints"])
+    values["sampling"] = json_option("--sampling", values.get("sampling"))
+    values["template_kwargs"] = json_option("--template-kwargs", values.get("template_kwargs"))
+    return settings_of(values)
+
+
+def take_api_key(values: dict[str, Any]) -> SecretStr | None:
+    """Take the key out of the settings and into the environment of the children: never an argument of theirs."""
+    key = values.pop("api_key", None)
+    if not key:
+        return None
+    os.environ["HEADRACE_API_KEY"] = key
+    return SecretStr(key)
+
+
+def stop_event() -> threading.Event:
+    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP."""
+    event = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, lambda *_: event.set())
+    return event
+
+
+def patient(action: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Try again while Redis is away, for a while. Raises StorageError."""
+    from app.errors import StorageError
+    from app.store.connection import AWAY
+
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except AWAY as exc:
+            if time.monotonic() > deadline:
+                raise StorageError(f"Redis does not answer ({exc}).") from exc
+            time.sleep(0.5)
+
+
+def say(text: str) -> None:
+    """Talk goes to stderr."""
+    click.echo(text, err=True)
+
+
+def log_to(path: Path | None) -> None:
+    """Logs go to stderr, one line each, times in UTC; those of `run` and its children into OUT/.headrace/logs."""
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(os.environ.get("HEADRACE_LOG_LEVEL", "WARNING").upper())

@@ -1,0 +1,184 @@
+"""`headrace run`: private Redis, collector, producer and workers of one run, watched until it is complete.
+
+Whatever dies is started again; what it held is found again by the others. The supervisor itself decides nothing about
+rows: it looks at the ledger and at Redis, shows what it sees, and ends with the exit code that says how it ended.
+"""
+
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from app.cli.children import Child
+from app.cli.prepare import Prepared, meet_endpoints
+from app.cli.view import View
+from app.cli.watching import facts_of, live_of, state_of, waiting_for
+from app.errors import OK, SOME_REJECTED, HeadraceError, Incomplete, StorageError, UsageError
+from app.inventory import inventory
+from app.ledger import Ledger
+from app.manifest import RunManifest
+from app.store.connection import AWAY, check, connect
+from app.store.embedded import PrivateServer, forget_holders
+from app.store.live import RunNow, look
+
+log = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5
+_KILL_SECONDS = 10.0
+_MOST_DEATHS = 20
+
+
+@dataclass
+class Supervisor:
+    """One run on this machine. `run()` returns its exit code."""
+
+    prepared: Prepared
+    view: View
+    api_key: object = None
+    wanted_stops: int = 0  #: 1: drain, 2: at once
+    final: dict[str, Any] | None = None  #: the inventory of a complete run
+    _server: PrivateServer | None = None
+    _children: dict[str, Child] = field(default_factory=dict)
+    _client: redis.Redis | None = None
+    _url: str = ""
+    _manifest: RunManifest | None = None
+    _started: float = field(default_factory=time.monotonic)
+
+    def run(self) -> int:
+        """Start everything, watch it, end everything."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        try:
+            self._start_redis()
+            self._manifest = meet_endpoints(self.prepared, self._client, self._url, self.api_key, self.view.say)
+            self._start_children()
+            return self._watch()
+        finally:
+            self._end_children()
+            if self._server is not None:
+                self._server.stop()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.wanted_stops += 1
+        if self._manifest is None or not self._children:
+            raise Incomplete("Stopped before anything was sent; the same command starts it.")
+        drain = self.prepared.settings.drain_seconds
+        if self.wanted_stops == 1:
+            self.view.say(f"stopping: what generates has {drain:g} s to finish; once more to stop at once")
+            for name, child in self._children.items():
+                if name.startswith(("worker", "producer")):
+                    child.signal(signal.SIGTERM)
+        else:
+            self.view.say("stopping at once")
+            for name, child in self._children.items():
+                if name.startswith("worker"):
+                    child.signal(signal.SIGQUIT)
+
+    def _start_redis(self) -> None:
+        settings = self.prepared.settings
+        if settings.redis is None:
+            self._server = PrivateServer(self.prepared.rundir.redis)
+            self._server.start()
+            self._url = self._server.url
+        else:
+            self._url = settings.redis
+        self._client = connect(self._url)
+        check(self._client, self._url)
+        if self._server is not None:
+            forget_holders(self._client)
+
+    def _start_children(self) -> None:
+        out, settings = str(self.prepared.rundir.out), self.prepared.settings
+        commands = {
+            "collector": ["collect", out, "--redis", self._url],
+            "producer": ["produce", out, "--redis", self._url],
+        }
+        for n in range(1, settings.workers + 1):
+            commands[f"worker-{n}"] = [
+                "worker", "--redis", self._url, "--name", f"{self.prepared.run_file.run_id}-{n}",
+                "--slots", str(settings.slots), "--drain-seconds", str(settings.drain_seconds),
+            ]  # fmt: skip
+        for name, arguments in commands.items():
+            self._children[name] = Child(name, arguments, self.prepared.rundir.logs / f"{name}.log")
+            self._children[name].start()
+
+    def _watch(self) -> int:
+        with Ledger.open(self.prepared.rundir) as ledger:
+            while True:
+                now = self._look()
+                shown = self._inventory(ledger, now)
+                self.view.show(shown, now, waiting_for(now))
+                if shown["complete"]:
+                    self.final = shown
+                    return SOME_REJECTED if shown["totals"]["rejected"] else OK
+                if now is not None and now.halt is not None:
+                    raise _halted(now.halt)
+                if self._stopped():
+                    raise Incomplete("Stopped with rows pending; the same command resumes.")
+                self._revive()
+                time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> RunNow | None:
+        names = [dataset.name for dataset in self.prepared.datasets]
+        try:
+            return look(self._client, self._manifest.run_id, names, self._manifest.endpoints)
+        except AWAY:
+            return None
+
+    def _inventory(self, ledger: Ledger, now: RunNow | None) -> dict[str, Any]:
+        state = "draining" if self.wanted_stops else state_of(now)
+        facts = facts_of(self.prepared.rundir, self.prepared.run_file, now, state)
+        return inventory(facts, ledger.counts(), live_of(now, self.view.rate))
+
+    def _stopped(self) -> bool:
+        """Whether everything that was asked to end has ended (a run that is out of time asks by itself)."""
+        limit = self.prepared.settings.limit_seconds
+        if limit is not None and not self.wanted_stops and time.monotonic() - self._started > limit:
+            self.view.say(f"--limit-seconds {limit:g} is over")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return False
+        if not self.wanted_stops:
+            return False
+        asked = [child for name, child in self._children.items() if name.startswith(("worker", "producer"))]
+        return all(child.ended() is not None for child in asked)
+
+    def _revive(self) -> None:
+        if self.wanted_stops:
+            return
+        if self._server is not None and not self._server.alive():
+            self.view.say("the private Redis died; starting it again on its AOF")
+            self._server.start()
+        for child in self._children.values():
+            if child.process is not None and child.ended() is None:
+                continue
+            if child.name == "producer" and child.ended() == 0:
+                continue
+            if child.name == "producer" and child.ended() in (2, 6):
+                raise UsageError(child.last_words().removeprefix("headrace: "))
+            if child.deaths >= _MOST_DEATHS:
+                raise HeadraceError(f"{child.name} died {child.deaths} times in a row; see {child.log_path}.")
+            if child.process is not None:
+                self.view.say(f"{child.name} ended; starting it again")
+            child.start_again()
+
+    def _end_children(self) -> None:
+        """Workers and producer first, then the collector, which writes what they published."""
+        workers = [child for name, child in self._children.items() if name != "collector"]
+        for child in workers:
+            child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.prepared.settings.drain_seconds + _KILL_SECONDS
+        for child in workers:
+            if not child.wait(deadline - time.monotonic()):
+                child.signal(signal.SIGKILL)
+        if (collector := self._children.get("collector")) is not None:
+            collector.signal(signal.SIGTERM)
+            if not collector.wait(_KILL_SECONDS * 3):
+                collector.signal(signal.SIGKILL)
+
+
+def _halted(halt: dict) -> HeadraceError:
+    kinds = {2: UsageError, 4: StorageError}
+    return kinds.get(halt["exit_code"], HeadraceError)(halt["message"])

@@ -1,0 +1,68 @@
+"""Looking at a run from outside: the ledger for what is on file, Redis (if it can be found) for what is under way."""
+
+import contextlib
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from app.inventory import Live, RunFacts, inventory
+from app.ledger import Ledger
+from app.lock import holder
+from app.manifest import RunFile
+from app.rundir import RunDir
+from app.settings import load_settings
+from app.store.connection import connect
+from app.store.embedded import noted_address
+from app.store.live import RunNow, look
+
+
+def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> dict[str, Any]:
+    """The inventory of a run, running or not; the ledger mends itself on the way."""
+    now = find_run(rundir, run_file, redis_url)
+    with Ledger.open(rundir) as ledger:
+        ledger.catch_up()
+        return inventory(facts_of(rundir, run_file, now), ledger.counts(), live_of(now))
+
+
+def facts_of(rundir: RunDir, run_file: RunFile, now: RunNow | None, state: str | None = None) -> RunFacts:
+    """What run.json and the lock say; `state` if the caller knows it better."""
+    if state is None and holder(rundir.lock) is not None:
+        state = state_of(now)
+    return RunFacts(out=str(rundir.out), id=run_file.run_id, recipe=run_file.recipe_fingerprint, state=state)
+
+
+def state_of(now: RunNow | None) -> str:
+    """What a run that somebody works on does."""
+    return "waiting" if now is None or waiting_for(now) else "running"
+
+
+def waiting_for(now: RunNow | None) -> str:
+    """What a run waits for, in a sentence; "" if for nothing."""
+    if now is None:
+        return "Redis does not answer"
+    if now.endpoints and all(endpoint.open_since is not None for endpoint in now.endpoints):
+        return "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in now.endpoints)
+    return ""
+
+
+def live_of(now: RunNow | None, completions_per_second: float = 0.0) -> Live | None:
+    """The part of a look that the inventory shows."""
+    return now and Live(now.queued, now.in_flight, completions_per_second)
+
+
+def find_run(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> RunNow | None:
+    """A look at the run's Redis: the one given, the private one, or the one of its settings. None if none answers."""
+    settings_file = rundir.private / "settings.json"
+    settings = load_settings(settings_file) if settings_file.exists() else None
+    url = redis_url or noted_address(rundir.redis) or (settings.redis if settings else None)
+    if url is None:
+        return None
+    names = sorted({file.dataset for file in run_file.datasets})
+    with contextlib.suppress(RedisError, OSError):
+        client = connect(url)
+        try:
+            return look(client, run_file.run_id, names, settings.endpoints if settings else [])
+        finally:
+            client.close()
+    return None
+

@@ -1,0 +1,353 @@
+"""What producer, collector and onlookers ask of the ledger."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Self
+
+from app.ledger.files import FILES, Chunk, LineFact, chunks, count_lines, mark_of, size_of
+from app.ledger.passes import Pass
+from app.ledger.schema import (
+    HAS_RAW,
+    VERDICT,
+    Committed,
+    DatasetCounts,
+    Missing,
+    Seen,
+    Slot,
+    State,
+    pack_row_id,
+    unpack_row_id,
+)
+from app.ledger.store import UNKNOWN, Change, Store
+from app.ledger.tally import Slots, counts_of, facts
+from app.rundir import TOKENIZED, RunDir
+
+_MISSING = """
+WITH RECURSIVE wanted(i) AS (
+    SELECT 0 UNION ALL SELECT i + 1 FROM wanted WHERE i + 1 < (SELECT samples_wanted FROM dataset WHERE id = ?1))
+SELECT row_id, i, file, number FROM row CROSS JOIN wanted
+WHERE dataset = ?1 AND row_id >= ?2 AND (row_id, i) > (?2, ?3) AND NOT EXISTS (
+    SELECT 1 FROM completion c WHERE c.dataset = ?1 AND c.row_id = row.row_id AND c.idx IN (i, -1))
+ORDER BY row_id, i LIMIT ?4
+"""
+_NOTHING: frozenset[int] = frozenset()
+_THE_ONE = frozenset({0})
+
+
+class Ledger(Store):
+    """A run's ledger. Call `catch_up` before believing it."""
+
+    def __init__(self, rundir: RunDir, path: Path):
+        super().__init__(path)
+        self._rundir = rundir
+        self._pass: Pass | None = None
+
+    @classmethod
+    def open(cls, rundir: RunDir, path: Path | None = None) -> Self:
+        """The ledger of a run, made if it is missing; a damaged or another version's is moved aside and made anew.
+
+        path: where it lies, if not in the run's own directory.
+        """
+        return cls(rundir, path or rundir.ledger)
+
+    # --- the producer: rows of the input ---
+
+    def begin_pass(self, samples: int | None = None, datasets: Iterable[str] | None = None) -> int:
+        """Start reading the input from its beginning; returns the number of the pass.
+
+        samples: completions wanted per row from now on; None: as before, at first 1. datasets: all that the input has;
+        rows of others are forgotten; None: those known stay. Nothing is final until its `end_pass`.
+        """
+        with self._transaction():
+            number = self._meta("pass") + 1
+            self._set_meta("pass", number)
+            if samples is not None:
+                self._set_meta("samples", samples)
+                self._db.execute("UPDATE dataset SET samples_wanted = ?", (samples,))
+            self._db.execute("UPDATE dataset SET rows_final = 0")
+            self._db.execute("DELETE FROM temp.repeat")
+            if datasets is not None:
+                self._forget_others(set(datasets))
+            seq = self._meta("seq")
+        self._pass = Pass(number, seq)
+        return number
+
+    def see_rows(self, dataset: str, rows: Sequence[tuple[str, int, int]]) -> list[Seen]:
+        """Register rows (digest, file, number) of the input, in its order; says what each has already.
+
+        Equal rows are told apart by their occurrence in this pass. A row that stands where it stood costs no write.
+        """
+        with self._transaction():
+            ds = self._dataset_id(dataset)
+            batch = self._current_pass.batch(ds, self._meta("seq"))
+            keys = [bytes.fromhex(digest) for digest, _, _ in rows]
+            known = self._rows_and_indices(ds, keys)
+            for key, (_, file, number) in zip(keys, rows, strict=True):
+                row, _ = known.get(key, UNKNOWN)
+                if batch.has_seen(key, row):
+                    key = self._next_occurrence(ds, key)
+                    known |= self._rows_and_indices(ds, [key])
+                    row, _ = known.get(key, UNKNOWN)
+                batch.see(key, row, file, number)
+            if batch.moved:
+                self._write_rows(ds, batch.moved, batch.seq, len(batch.new))
+            if batch.new:  # rows that come back, or whose lines are all that is left of the ledger
+                slots = self._slots(ds, batch.new)
+                self._shift_tally(ds, slots.values(), present=1)
+                known |= {key: (None, list(indices)) for key, indices in slots.items()}
+        self._current_pass.accept(batch)
+        return [_seen(key, known.get(key, UNKNOWN)[1]) for key in batch.seen]
+
+    def end_pass(self, dataset: str) -> None:
+        """The input of a dataset has been read to its end: rows that were not seen are gone, the number is final."""
+        current = self._current_pass
+        with self._transaction():
+            ds = self._dataset_id(dataset)
+            (rows,) = self._db.execute("SELECT rows FROM dataset WHERE id = ?", (ds,)).fetchone()
+            if rows != current.rows_seen(ds):
+                everything = self._db.execute("SELECT row_id, seq FROM row WHERE dataset = ?", (ds,))
+                self._forget_rows(ds, [key for key, seq in everything if not current.has_seen(ds, seq)])
+            self._db.execute("UPDATE dataset SET rows_final = 1 WHERE id = ?", (ds,))
+
+    @property
+    def _current_pass(self) -> Pass:
+        if self._pass is None:
+            raise RuntimeError("begin_pass comes first")
+        return self._pass
+
+    def _next_occurrence(self, ds: int, key: bytes) -> bytes:
+        """The key of one more row equal to one that was seen in this pass."""
+        (n,) = self._db.execute(
+            "INSERT INTO temp.repeat VALUES(?, ?, 2) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (ds, key)
+        ).fetchone()
+        return key + n.to_bytes(4, "big")
+
+    def _write_rows(self, ds: int, moved: list[tuple[bytes, int, int, int]], seq: int, new: int) -> None:
+        self._db.executemany(
+            "INSERT INTO row VALUES(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+            " SET seq = excluded.seq, file = excluded.file, number = excluded.number",
+            sorted((ds, *row) for row in moved),
+        )
+        self._set_meta("seq", seq)
+        self._db.execute("UPDATE dataset SET rows = rows + ? WHERE id = ?", (new, ds))
+
+    def _forget_others(self, named: set[str]) -> None:
+        for ds, name in self._db.execute("SELECT id, name FROM dataset").fetchall():
+            if name not in named:
+                keys = self._db.execute("SELECT row_id FROM row WHERE dataset = ?", (ds,))
+                self._forget_rows(ds, [key for (key,) in keys])
+                self._db.execute("UPDATE dataset SET rows_final = 1 WHERE id = ?", (ds,))
+
+    def _forget_rows(self, ds: int, gone: list[bytes]) -> None:
+        self._shift_tally(ds, self._slots(ds, gone).values(), present=0)
+        self._db.executemany("DELETE FROM row WHERE dataset = ? AND row_id = ?", [(ds, key) for key in gone])
+        self._db.execute("UPDATE dataset SET rows = rows - ? WHERE id = ?", (len(gone), ds))
+
+    # --- the collector: completions ---
+
+    def commit(self, changes: Iterable[Committed], ends: Mapping[tuple[str, str], int] | None = None) -> None:
+        """Record completions whose lines are on the disk, and how far the files go now. Repeating it is harmless.
+
+        ends: (dataset, file name) → size of the file after the append.
+        """
+        by_dataset: dict[str, list[Change]] = defaultdict(list)
+        for dataset, row_id, index, *slot in changes:
+            by_dataset[dataset].append((pack_row_id(row_id), index, Slot(*slot)))
+        with self._transaction():
+            new = {dataset: self._apply(self._dataset_id(dataset), some) for dataset, some in by_dataset.items()}
+            for (dataset, name), end in (ends or {}).items():
+                self._advance(dataset, name, end, new.get(dataset, Counter())[name])
+
+    def known(self, slots: Iterable[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Those of these completions (dataset, row_id, completion_index) of which the files say something already."""
+        found = []
+        with self._transaction("DEFERRED"):
+            for dataset, some in groupby(sorted(slots), key=lambda slot: slot[0]):
+                wanted = [(pack_row_id(slot[1]), slot) for slot in some]
+                have = self._slots(self._find_dataset(dataset), [key for key, _ in wanted])
+                found += [slot for key, slot in wanted if not {slot[2], VERDICT}.isdisjoint(have.get(key, ()))]
+        return found
+
+    def state_of(self, dataset: str, row_id: str, completion_index: int) -> State | None:
+        """What a completion has reached, by itself or with its whole row; None: nothing."""
+        key = pack_row_id(row_id)
+        with self._transaction("DEFERRED"):
+            slots = self._slots(self._find_dataset(dataset), [key]).get(key, {})
+        slot = slots.get(completion_index) or slots.get(VERDICT)
+        return slot.state if slot else None
+
+    def underived(self) -> Iterator[tuple[str, int]]:
+        """(dataset, offset) of raw lines with neither sample nor rejection; of several turns, the first line's."""
+        with self._transaction("DEFERRED"):
+            places, tally = [], self._tally()
+            for ds, name in self._db.execute("SELECT id, name FROM dataset").fetchall():
+                if any(state == State.GENERATED for _, _, state, _, _ in tally.get(ds, ())):
+                    places += [(name, offset) for (offset,) in self._db.execute(
+                        "SELECT raw_offset FROM completion WHERE dataset = ? AND state = ? ORDER BY raw_offset",
+                        (ds, State.GENERATED),
+                    )]  # fmt: skip
+        return iter(places)
+
+    # --- reading the files ---
+
+    def catch_up(self, rundir: RunDir | None = None) -> None:
+        """Index what the files have beyond the ledger; a dataset from its beginning if a file is not the one it was.
+
+        Any process may call it at any time: what two of them read at once is counted once.
+        """
+        self._rundir = rundir or self._rundir
+        with self._transaction("DEFERRED"):
+            known = {name for (name,) in self._db.execute("SELECT name FROM dataset")}
+        for dataset in sorted(known.union(self._rundir.datasets_on_disk())):
+            self._forget_changed_files(dataset)
+            # A raw line is written before its sample, so the end of the samples is taken first.
+            stops = {name: size_of(self._rundir.file(dataset, name)) for name in reversed(FILES)}
+            for name in FILES:
+                while not self._index(dataset, name, stops[name]):
+                    pass  # another process indexed a part meanwhile: go on behind it
+
+    def _forget_changed_files(self, dataset: str) -> None:
+        with self._transaction():
+            ds = self._find_dataset(dataset)
+            read = self._db.execute("SELECT name, offset, mark FROM file WHERE dataset = ?", (ds,)).fetchall()
+            if any(mark_of(self._rundir.file(dataset, name), offset) != mark for name, offset, mark in read):
+                for table in ("completion", "part", "file", "tally"):
+                    self._db.execute(f"DELETE FROM {table} WHERE dataset = ?", (ds,))
+
+    def _index(self, dataset: str, name: str, stop: int) -> bool:
+        with self._transaction("DEFERRED"):
+            start = self._offset(self._find_dataset(dataset), name)
+        for chunk in chunks(self._rundir.file(dataset, name), dataset, name, start, stop):
+            with self._transaction():
+                ds = self._dataset_id(dataset)
+                if self._offset(ds, name) != chunk.start:
+                    return False
+                self._take(ds, dataset, name, chunk)
+        return True
+
+    def _advance(self, dataset: str, name: str, end: int, new: int) -> None:
+        """Note that a file was appended to. Its lines are read if they are not just the `new` ones of this commit."""
+        ds = self._dataset_id(dataset)
+        start = self._offset(ds, name)
+        if end <= start:
+            return
+        path = self._rundir.file(dataset, name)
+        if count_lines(path, start, end) == new:
+            self._set_file(ds, dataset, name, end, new, 0)
+            return
+        for chunk in chunks(path, dataset, name, start, end):
+            self._take(ds, dataset, name, chunk)
+
+    def _take(self, ds: int, dataset: str, name: str, chunk: Chunk) -> None:
+        """Record what a chunk of lines says, and that it was read."""
+        in_groups = self._db.execute("SELECT 1 FROM part WHERE dataset = ? LIMIT 1", (ds,)).fetchone() is not None
+        changes = []
+        for fact in chunk.facts:
+            if fact.turns > 1 or (in_groups and name == TOKENIZED):
+                in_groups = True
+                fact = self._group(ds, fact)
+            if fact is not None:
+                changes.append((fact.row_id, fact.completion_index, fact.slot))
+        self._apply(ds, changes)
+        self._set_file(ds, dataset, name, chunk.end, len(chunk.facts), chunk.unreadable)
+
+    def _group(self, ds: int, fact: LineFact) -> LineFact | None:
+        """A completion of several turns, if this line makes it whole."""
+        slot = (ds, fact.row_id, fact.completion_index)
+        sample, turns = int(fact.slot.state is State.TOKENIZED), fact.turns
+        if sample:
+            (turns,) = self._db.execute(
+                "SELECT max(turns) FROM part WHERE dataset = ? AND row_id = ? AND idx = ? AND sample = 0", slot
+            ).fetchone()
+            if turns is None:
+                return fact  # one turn
+        line = (*slot, sample, fact.turn, turns, fact.slot.raw_offset)
+        self._db.execute("INSERT OR IGNORE INTO part VALUES(?, ?, ?, ?, ?, ?, ?)", line)
+        have, first = self._db.execute(
+            "SELECT count(*), min(raw_offset) FROM part WHERE dataset = ? AND row_id = ? AND idx = ? AND sample = ?",
+            (*slot, sample),
+        ).fetchone()
+        return fact._replace(slot=fact.slot._replace(raw_offset=first)) if have == turns else None
+
+    def _set_file(self, ds: int, dataset: str, name: str, end: int, lines: int, unreadable: int) -> None:
+        self._db.execute(
+            "INSERT INTO file VALUES(?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET offset = excluded.offset,"
+            " lines = lines + excluded.lines, unreadable = unreadable + excluded.unreadable, mark = excluded.mark",
+            (ds, name, end, lines, unreadable, mark_of(self._rundir.file(dataset, name), end)),
+        )
+
+    # --- counting ---
+
+    def counts(self) -> list[DatasetCounts]:
+        """Exact counts of every dataset, by name; costs the same for any number of rows."""
+        with self._transaction("DEFERRED"):
+            tally, files = self._tally(), defaultdict(dict)
+            for ds, name, lines, unreadable in self._db.execute("SELECT dataset, name, lines, unreadable FROM file"):
+                files[ds][name] = lines, unreadable
+            datasets = self._db.execute(
+                "SELECT id, name, rows, rows_final, samples_wanted FROM dataset ORDER BY name"
+            ).fetchall()
+        return [
+            counts_of(name, rows, bool(final), wanted, tally.get(ds, ()), files[ds])
+            for ds, name, rows, final, wanted in datasets
+        ]
+
+    def pending_total(self) -> int:
+        """Completions wanted, of the rows registered so far, that have neither sample nor rejection."""
+        return sum(counts.pending for counts in self.counts())
+
+    def missing(self, dataset: str, limit: int, after: tuple[str, int] | None = None) -> list[Missing]:
+        """Completions wanted of which the files say nothing, by row id; `after`: the last one of the page before."""
+        key, index = (pack_row_id(after[0]), after[1]) if after else (b"", -1)
+        with self._transaction("DEFERRED"):
+            found = self._db.execute(_MISSING, (self._find_dataset(dataset), key, index, limit)).fetchall()
+        return [Missing(unpack_row_id(row), i, file, number) for row, i, file, number in found]
+
+    def on_file(self, dataset: str) -> dict[str, int]:
+        """Completions (and verdicts) that the files hold, wanted or not: responses, samples, rejections."""
+        with self._transaction("DEFERRED"):
+            tally = self._tally().get(self._find_dataset(dataset), ())
+        kinds = {"responses": HAS_RAW, "samples": State.TOKENIZED, "rejections": State.REJECTED}
+        return {name: sum(n for _, _, state, _, n in tally if state == kind) for name, kind in kinds.items()}
+
+    def indexed_bytes(self, dataset: str, name: str) -> int:
+        """How far a file has been read."""
+        with self._transaction("DEFERRED"):
+            return self._offset(self._find_dataset(dataset), name)
+
+    def discrepancies(self) -> list[str]:
+        """What the ledger's own counters get wrong, one sentence each; [] if all add up. Scans it all."""
+        with self._transaction("DEFERRED"):
+            tally, wrong = self._tally(), []
+            for ds, name, rows in self._db.execute("SELECT id, name, rows FROM dataset").fetchall():
+                (found,) = self._db.execute("SELECT count(*) FROM row WHERE dataset = ?", (ds,)).fetchone()
+                if found != rows:
+                    wrong.append(f"dataset {name}: {rows:,} rows counted, {found:,} registered")
+                counted = Counter({entry[:4]: entry[4] for entry in tally.get(ds, ())})
+                if counted != (true := self._recount(ds)):
+                    differing = sum(counted[key] != true[key] for key in counted.keys() | true.keys())
+                    wrong.append(f"dataset {name}: {differing} counters of completions differ from what they count")
+        return wrong
+
+    def _recount(self, ds: int) -> Counter[tuple]:
+        scan = self._db.execute(
+            "SELECT c.row_id, idx, state, reason, raw_offset, row.seq IS NOT NULL FROM completion c"
+            " LEFT JOIN row USING (dataset, row_id) WHERE c.dataset = ? ORDER BY c.row_id",
+            (ds,),
+        )
+        tally: Counter[tuple] = Counter()
+        for _, some in groupby(scan, key=lambda entry: entry[0]):
+            entries = list(some)
+            slots: Slots = {index: Slot(*slot) for _, index, *slot, _ in entries}
+            tally.update((entries[0][5], *fact) for fact in facts(slots))
+        return tally
+
+
+def _seen(key: bytes, indices: list[int]) -> Seen:
+    if not indices:
+        return Seen(unpack_row_id(key), _NOTHING, False)
+    if indices == [0]:
+        return Seen(unpack_row_id(key), _THE_ONE, False)
+    return Seen(unpack_row_id(key), frozenset(indices) - {VERDICT}, VERDICT in indices)

@@ -1,0 +1,89 @@
+"""The simulated model as a server holds it: a name, a weight version, a token chain, and text both ways.
+
+Invariant: what it answers depends on name, weight version, seed and the ids it is given, and on nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from app.sglang.simulator.config import SimulatorConfig
+from app.sglang.simulator.engine import Request
+from app.sglang.simulator.requests import Ask
+from app.sglang.simulator.tokens import TokenChain
+
+
+@dataclass(slots=True)
+class Job:
+    """One completion on its way: what was asked, where it will stop, and how its ids are made."""
+
+    ask: Ask
+    state: int  #: of the chain, after the input
+    already_made: int  #: ids at the end of the input that the model made earlier
+    stops: str  #: what its last id is: "eos" | "stop id" | "" (any id; its allowance ends it)
+    future: Any = None
+
+    def reaches_stop(self, made: int) -> bool:
+        """Whether its end is a stop. The allowance is looked at first: a stop id in its last place is a `length`."""
+        return bool(self.stops) and made < self.ask.max_new_tokens
+
+
+class Model:
+    """One model under one weight version."""
+
+    def __init__(self, config: SimulatorConfig, name: str, weight_version: str) -> None:
+        self.config, self.name, self.weight_version = config, name, weight_version
+        self.chain = TokenChain(
+            config.id_low, config.id_high, config.eos_id, f"{name}\0{weight_version}\0{config.seed}",
+            config.output_lengths, config.output_mean, config.output_sigma,
+        )  # fmt: skip
+        self._decode, self._encode = config.decode, config.encode
+        if config.tokenizer_dir:
+            tokenizer = _load_tokenizer(config.tokenizer_dir)
+            self._decode = self._decode or tokenizer.decode
+            self._encode = self._encode or (lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Whether all ids are in the vocabulary; others (and no ids at all) kill a real server."""
+        return bool(ids) and min(ids) >= 0 and max(ids) < self.config.vocab_size
+
+    def start(self, ask: Ask) -> tuple[Job, Request]:
+        """The job of an ask and the engine's request for it."""
+        plan = self.chain.plan(ask.ids)
+        job = Job(ask, plan.state, plan.made, "")
+        tokens, wanted = ask.max_new_tokens, max(plan.left, ask.min_new_tokens)
+        if not ask.ignore_eos:
+            if wanted <= tokens:
+                tokens, job.stops = wanted, "eos"
+            place = self.chain.first_of(ask.stop_token_ids, plan.state, tokens - bool(job.stops))
+            if place:
+                tokens, job.stops = place, "stop id"
+        return job, Request(ask.rid, len(ask.ids), ask.max_new_tokens, tokens, payload=job)
+
+    def output_ids(self, job: Job, made: int, over: bool) -> list[int]:
+        """The first `made` ids of a job. over: it came to its own end, so a stop id stands there."""
+        if over and job.stops == "eos":
+            return [*self.chain.ids(job.state, made - 1), self.config.eos_id]
+        return self.chain.ids(job.state, made)
+
+    def text(self, ids: list[int], stopped: bool) -> str:
+        """The text of an output, its stop id trimmed."""
+        ids = ids[:-1] if stopped else ids
+        if self._decode is not None:
+            return self._decode(ids)
+        return " ".join(f"w{token}" for token in ids[:8]) + (" …" if len(ids) > 8 else "")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text: the tokenizer's, or one per word."""
+        if self._encode is not None:
+            return self._encode(text)
+        span = self.config.id_high - self.config.id_low
+        return [self.config.id_low + crc32(word.encode()) % span for word in text.split()]
+
+
+def _load_tokenizer(folder: str) -> Any:
+    from tokenizers import Tokenizer  # here, so that a server without text starts at once
+
+    return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))

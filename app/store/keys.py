@@ -1,0 +1,104 @@
+"""Every Redis key Headrace uses: its type, its meaning, its owner. Nobody else spells a key.
+
+Celery's own keys live under `headrace:celery:` (its queues, unacked messages, events).
+"""
+
+from dataclasses import dataclass
+
+PREFIX = "headrace:"
+CELERY_PREFIX = PREFIX + "celery:"
+
+#: STRING, milliseconds of Redis TIME at which this Redis was first seen empty. While it is young nothing is admitted,
+#: so that holders of leases from before a loss can assert them again. "0": known to have no such holders.
+EPOCH = PREFIX + "epoch"
+#: SET of run ids that have a manifest here. Owner: the producer.
+RUNS = PREFIX + "runs"
+#: ZSET worker name → expiry (ms); HASH worker name → JSON about it. Owner: each worker for itself.
+WORKERS = PREFIX + "workers"
+WORKER_INFO = PREFIX + "worker-info"
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Keys of one run."""
+
+    run: str
+
+    def _key(self, name: str) -> str:
+        return f"{PREFIX}run:{self.run}:{name}"
+
+    @property
+    def manifest(self) -> str:
+        """STRING, JSON of RunManifest. Owner: the producer, which sets it again on a Redis that forgot it."""
+        return self._key("manifest")
+
+    @property
+    def halt(self) -> str:
+        """STRING, JSON {exit_code, message}: a fault of ours; deliveries end without work until it is removed."""
+        return self._key("halt")
+
+    @property
+    def responses(self) -> str:
+        """STREAM from workers and producer to the collector; one consumer group `collector`."""
+        return self._key("responses")
+
+    @property
+    def sent(self) -> str:
+        """HASH task key → requests sent for it. Removed on commit."""
+        return self._key("sent")
+
+    @property
+    def charges(self) -> str:
+        """HASH task key → charged attempts. Removed on commit."""
+        return self._key("charges")
+
+    def payload(self, dataset: str) -> str:
+        """HASH task key → packed Task; there from enqueue until published. Its size is what is outstanding."""
+        return self._key(f"payload:{dataset}")
+
+    def claims(self, dataset: str) -> str:
+        """ZSET task key → expiry (ms): who works on what; `holders` says who."""
+        return self._key(f"claims:{dataset}")
+
+    def holders(self, dataset: str) -> str:
+        """HASH task key → holder (worker name and delivery)."""
+        return self._key(f"holders:{dataset}")
+
+    def published(self, dataset: str) -> str:
+        """SET of task keys in the stream and not yet committed to the files."""
+        return self._key(f"published:{dataset}")
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointKeys:
+    """Keys of one endpoint, shared by all runs. `endpoint` is app.urls.endpoint_key(url)."""
+
+    endpoint: str
+
+    def _key(self, name: str) -> str:
+        return f"{PREFIX}endpoint:{self.endpoint}:{name}"
+
+    @property
+    def leases(self) -> str:
+        """ZSET lease id → expiry (ms)."""
+        return self._key("leases")
+
+    @property
+    def lease_info(self) -> str:
+        """HASH lease id → "lane weight": the share it holds, in KV tokens."""
+        return self._key("lease-info")
+
+    @property
+    def open(self) -> str:
+        """STRING, JSON {since, evidence, loading}: the breaker is open. Absent: closed."""
+        return self._key("open")
+
+    @property
+    def probe(self) -> str:
+        """STRING with expiry: the one worker that probes an open endpoint now."""
+        return self._key("probe")
+
+    @property
+    def info(self) -> str:
+        """STRING, JSON of what the endpoint said of itself. Owner: whoever last asked it."""
+        return self._key("info")

@@ -1,0 +1,14 @@
+-- claim: one delivery gets the right to work on a key.
+-- KEYS: payload HASH, claims ZSET, holders HASH, halt STRING
+-- ARGV: key, holder, ttl_ms
+-- RETURNS: {"claimed", blob} | {"gone"} (published or committed) | {"held"} (a live foreign claim) | {"halted"}
+if redis.call('EXISTS', KEYS[4]) == 1 then return {'halted'} end
+local blob = redis.call('HGET', KEYS[1], ARGV[1])
+if not blob then return {'gone'} end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local expiry = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if expiry and tonumber(expiry) > now and redis.call('HGET', KEYS[3], ARGV[1]) ~= ARGV[2] then return {'held'} end
+redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
+return {'claimed', blob}

@@ -1,0 +1,307 @@
+"""From a conversation to token ids: the only room that knows transformers.
+
+Invariant: the ids are what the tokenizer's own `apply_chat_template(..., tokenize=True)` gives, a flat list of ints, so
+that there is one BOS where the template writes one and none is added. Nothing but the conversation, the tokenizer's
+files and the options goes into them: a template that asks for today's date gets the date of the run.
+
+transformers is imported when a Renderer is made, not before: `headrace --help` must not wait for it.
+
+Text in a row that looks like a control token becomes that control token, as it would at the server.
+"""
+
+import datetime
+import json
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from app.errors import UsageError
+from app.reasons import Reason, Rejected
+from app.records import Conversation
+
+#: what decides about ids; chat templates are taken as text, `*.py` only if the tokenizer runs it
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                    "vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken")  # fmt: skip
+_OTHER_FILES = ("config.json", "generation_config.json", "*.jinja", "chat_template.json", "*.py")
+#: keys of tokenizer_config.json that say where it came from, or stand in the fingerprint by themselves
+_VOLATILE_KEYS = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version", "chat_template")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How conversations are rendered.
+
+    tokenizer: a directory, or a name on the hub. chat_template: a file instead of the tokenizer's own template.
+    template_kwargs: more variables for the template. date: ISO date for templates that print one (None: today);
+    fix it once per run. model_vocab_size: of the model that will get the ids (None: what its config.json says).
+    """
+
+    tokenizer: str
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    date: str | None = None
+    model_vocab_size: int | None = None
+
+
+class Renderer:
+    """A tokenizer with its chat template. Pickles as its options, so that a pool's child loads its own."""
+
+    def __init__(self, options: RenderOptions):
+        """Loads the tokenizer. Raises UsageError with the remedy if that cannot work."""
+        self.options = options
+        self.directory = _directory_of(options.tokenizer)
+        _refuse_untrusted_code(self.directory, options)
+        self._tokenizer = _load(self.directory, options)
+        self._template = _template_of(self._tokenizer, options)
+        self._date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
+        self.is_dated = "strftime_now" in str(self._template)
+
+    def __reduce__(self) -> tuple[type["Renderer"], tuple[RenderOptions]]:
+        return Renderer, (self.options,)
+
+    def render(self, conversation: Conversation) -> list[int]:
+        """The prompt's ids, generation prompt included. Raises Rejected(TEMPLATE_ERROR, EMPTY_PROMPT,
+        IDS_OUT_OF_VOCABULARY)."""
+        return self._checked(self._encode(self.text(conversation)))
+
+    def text(self, conversation: Conversation) -> str:
+        """The prompt as text. A conversation that ends in an answer is to be continued. Raises Rejected."""
+        messages = conversation.messages
+        if any("tool_calls" in message for message in messages) and self._wants_string_arguments:
+            messages = [_with_string_arguments(message) for message in messages]
+        tools = [_wrapped(tool) for tool in conversation.tools] if conversation.tools else None
+        try:
+            return self._apply_template(messages, tools)
+        except MemoryError:
+            raise
+        except Exception as exc:  # a template is its author's program: whatever it raises is its verdict
+            raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {_one_line(exc)}") from exc
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of these ids, control tokens included; for people, never to be tokenized again."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id that the tokenizer can make, plus one. (Its length and `vocab_size` leave out gaps.)"""
+        return max(max(self._tokenizer.get_vocab().values()), *self._tokenizer.added_tokens_decoder, 0) + 1
+
+    @cached_property
+    def model_vocab_size(self) -> int | None:
+        """Ids that the model knows: as given, or from the config.json beside the tokenizer; None if nobody says."""
+        if self.options.model_vocab_size is not None:
+            return self.options.model_vocab_size
+        config = _json_file(self.directory / "config.json")
+        found = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+        return found if isinstance(found, int) else None
+
+    @cached_property
+    def eos_token_ids(self) -> list[int]:
+        """Ids at which the model stops: the tokenizer's, config.json's and generation_config.json's, sorted."""
+        found = {self._tokenizer.eos_token_id}
+        for name in ("config.json", "generation_config.json"):
+            ids = _json_file(self.directory / name).get("eos_token_id")
+            found.update(ids if isinstance(ids, list) else [ids])
+        return sorted(token_id for token_id in found if isinstance(token_id, int))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """All of the tokenizer that decides about ids, by content: no path, no version of a library."""
+        patterns = (*_TOKENIZER_FILES, "*.py") if self._runs_own_code else _TOKENIZER_FILES
+        files = sorted({path for pattern in patterns for path in self.directory.glob(pattern)})
+        return {
+            "files": {path.name: _content_digest(path) for path in files},
+            "special_tokens": {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()},
+            "chat_template": self._template,
+            "template_kwargs": self.options.template_kwargs,
+            "date": self._date.isoformat() if self.is_dated else "",
+        }
+
+    @property
+    def _runs_own_code(self) -> bool:
+        return self.options.trust_remote_code and _own_code(self.directory) is not None
+
+    @cached_property
+    def _wants_string_arguments(self) -> bool:
+        """Whether the template joins a call's arguments as text: given a dict it fails, or prints Python's repr."""
+        for what_follows in ("tool", "user"):  # some templates know no tool messages
+            as_dict, as_text = (self._probed(form, what_follows) for form in ({"probe": "x"}, '{"probe": "x"}'))
+            if as_dict is not None or as_text is not None:
+                return as_dict is None or "{'probe'" in as_dict
+        return False
+
+    def _probed(self, arguments: Any, what_follows: str) -> str | None:
+        """A chat with a call as the template writes it, None if it refuses it."""
+        call = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": what_follows, "content": "x", **({"tool_call_id": call["id"]} if what_follows == "tool" else {})},
+        ]
+        try:
+            return self._apply_template(messages, None)
+        except Exception:  # noqa: BLE001 - see `text`
+            return None
+
+    def _apply_template(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        if self.is_dated:
+            # Templates may ask for today, and transformers takes no other answer as an argument.
+            _compiled(self._tokenizer.get_chat_template(tools=tools)).globals["strftime_now"] = self._date.strftime
+        goes_on = bool(messages) and messages[-1]["role"] == "assistant"
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            **self.options.template_kwargs,
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise Rejected(Reason.EMPTY_PROMPT, "the chat template made nothing of it")
+        limit = self.model_vocab_size
+        if limit is not None and max(ids) >= limit:
+            detail = f"the tokenizer made id {max(ids)}, the model has {limit}"
+            raise Rejected(Reason.IDS_OUT_OF_VOCABULARY, detail)
+        return ids
+
+
+def _directory_of(tokenizer: str) -> Path:
+    """Where the files lie; those of a name on the hub are fetched, or found in its cache."""
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UsageError(f"--tokenizer {tokenizer} is a file; name the directory that it lies in.")
+    if path.is_absolute() or tokenizer.startswith(".") or tokenizer.count("/") > 1:
+        raise UsageError(f"--tokenizer {tokenizer}: no such directory.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(tokenizer, allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
+        raise UsageError(
+            f"--tokenizer {tokenizer}: no such directory here, and the hub gave nothing under that name "
+            f"({type(exc).__name__}); name a local directory, or check the name and the network."
+        ) from exc
+
+
+def _refuse_untrusted_code(directory: Path, options: RenderOptions) -> None:
+    code = _own_code(directory)
+    if code and not options.trust_remote_code and not (directory / "tokenizer.json").exists():
+        raise UsageError(
+            f"The tokenizer {options.tokenizer} comes with its own code ({code}); "
+            "read it, and pass --trust-remote-code if you trust it."
+        )
+
+
+def _own_code(directory: Path) -> str | None:
+    """The class of its own that a tokenizer's configuration asks for, or None."""
+    asked = _json_file(directory / "tokenizer_config.json").get("auto_map")
+    asked = asked.get("AutoTokenizer") if isinstance(asked, dict) else asked
+    names = asked if isinstance(asked, list) else [asked]
+    return next((name for name in names if isinstance(name, str)), None)
+
+
+def _load(directory: Path, options: RenderOptions) -> Any:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell people on stderr that torch is missing
+    from transformers import AutoTokenizer
+
+    if options.trust_remote_code:
+        _keep_old_import()
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=options.trust_remote_code)
+    except Exception as exc:  # parsers, Rust and remote code raise what they like; it ends the command
+        raise UsageError(
+            f"--tokenizer {options.tokenizer} cannot be loaded ({type(exc).__name__}: {_one_line(exc)}); "
+            "it needs tokenizer.json, or the model's own tokenizer files with --trust-remote-code."
+        ) from exc
+
+
+def _keep_old_import() -> None:
+    """Kimi's tokenization_kimi.py, as published with K2 and K2.5, takes this from where only transformers 4 has it."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    from transformers.models.gpt2 import tokenization_gpt2
+
+    if not hasattr(tokenization_gpt2, "bytes_to_unicode"):
+        tokenization_gpt2.bytes_to_unicode = bytes_to_unicode
+
+
+def _template_of(tokenizer: Any, options: RenderOptions) -> Any:
+    if options.chat_template:
+        try:
+            tokenizer.chat_template = Path(options.chat_template).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise UsageError(f"--chat-template {options.chat_template} cannot be read: {_one_line(exc)}.") from exc
+    if not tokenizer.chat_template:
+        raise UsageError(f"The tokenizer {options.tokenizer} has no chat template; give one with --chat-template FILE.")
+    _refuse_broken(tokenizer.chat_template, options)
+    return tokenizer.chat_template
+
+
+def _refuse_broken(template: Any, options: RenderOptions) -> None:
+    from jinja2 import TemplateSyntaxError
+
+    for text in template.values() if isinstance(template, dict) else [template]:
+        try:
+            _compiled(text)
+        except TemplateSyntaxError as exc:
+            where = f"{options.chat_template or options.tokenizer}, line {exc.lineno}"
+            raise UsageError(f"The chat template is no valid template ({where}): {_one_line(exc)}.") from exc
+
+
+def _compiled(template: str) -> Any:
+    """transformers' own compiled form of a template, the one that it renders with."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    return _compile_jinja_template(template)
+
+
+def _with_string_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _as_json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:
+    return tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
+
+
+def _content_digest(path: Path) -> str:
+    data = path.read_bytes()
+    if path.name == "tokenizer_config.json":
+        config = {key: value for key, value in _json_file(path).items() if key not in _VOLATILE_KEYS}
+        data = json.dumps(config, sort_keys=True).encode()
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, {} if there is none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} cannot be read: {_one_line(exc)}.") from exc
+    return found if isinstance(found, dict) else {}
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:197] + "..."

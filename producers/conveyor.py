@@ -1,0 +1,273 @@
+"""Putting tasks on the belt: payload first, then the message, never more than the high-water mark of a lane.
+
+A lane that is full must not keep the other hungry: while one lane runs dry, tasks of the full one are set aside on
+disk (bounded), and go first when there is room again.
+"""
+
+import logging
+import struct
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import redis
+from celery import Celery
+from kombu.exceptions import KombuError
+
+from app.celery_app import GENERATE_TASK
+from app.errors import StorageError
+from app.lanes import Lane, lane_of
+from app.packing import compress, unpack_task
+from app.records import RejectedRecord, line_of
+from app.store import scripts
+from app.store.connection import AWAY
+from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
+from producers.rendering import Parcel
+
+log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.1
+_RETRY_SECONDS = 1.0
+_BATCH = 500
+_MOST_AGAIN = 100_000
+_STREAM_HIGH_WATER = 20_000  #: responses not yet written, above which nothing new is sent
+_ASIDE_MOST_BYTES = 4 * 2**30
+
+
+class Stopped(Exception):
+    """The producer was told to stop while it waited."""
+
+
+class Conveyor:
+    """The producer's end of Redis, for one run."""
+
+    def __init__(self, client: redis.Redis, celery: Celery, run_id: str, high_water: int, stopped: Callable[[], bool]):
+        self._client, self._celery, self._run_id = client, celery, run_id
+        self._keys = RunKeys(run_id)
+        self._high_water = high_water
+        self._stopped = stopped
+        self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self._looked_at = 0.0
+        self._aside = {lane: _Aside() for lane in Lane}
+        self.trouble: str | None = None
+
+    def put(self, parcels: list[Parcel]) -> None:
+        """Send tasks, waiting while their lanes are full. Raises Stopped."""
+        waiting: dict[Lane, list[Parcel]] = defaultdict(list)
+        for parcel in parcels:
+            waiting[parcel.lane].append(parcel)
+        for lane, some in waiting.items():
+            self._put_in_lane(lane, some)
+
+    def put_aside_back(self) -> None:
+        """Send everything set aside, waiting for room. Raises Stopped."""
+        for lane, aside in self._aside.items():
+            while aside:
+                self._await(lambda lane=lane: self._room(lane) > 0)
+                self._send(aside.take(min(_BATCH, self._room(lane))))
+
+    def reject(self, record: RejectedRecord) -> None:
+        """Hand a verdict on a row to the collector."""
+        dataset = record.dataset
+        nowhere = EndpointKeys("none")  # a verdict on a row holds no lease
+        self.patiently(
+            lambda: scripts.call(
+                self._client, "publish",
+                [self._keys.responses, self._keys.payload(dataset), self._keys.claims(dataset),
+                 self._keys.holders(dataset), self._keys.published(dataset), nowhere.leases, nowhere.lease_info],
+                [record.key, dataset, "rejected", compress(line_of(record)), ""],
+            )
+        )  # fmt: skip
+
+    def outstanding(self, datasets: Iterable[str]) -> set[str]:
+        """Keys that Redis knows: waiting, being worked on, or in the stream."""
+
+        def ask() -> set[str]:
+            return {
+                key.decode()
+                for dataset in datasets
+                for key in (
+                    *self._client.hkeys(self._keys.payload(dataset)),
+                    *self._client.smembers(self._keys.published(dataset)),
+                )
+            }
+
+        return self.patiently(ask)
+
+    def count_outstanding(self, datasets: Iterable[str]) -> int:
+        """How many those are."""
+        return self.patiently(
+            lambda: sum(
+                self._client.hlen(self._keys.payload(d)) + self._client.scard(self._keys.published(d)) for d in datasets
+            )
+        )
+
+    def send_again(self, datasets: Iterable[str]) -> int:
+        """Send messages again for keys that nobody works on; returns how many."""
+        idle = self.lanes_are_empty()
+        total = 0
+        for dataset in datasets:
+            keys = self.patiently(
+                lambda dataset=dataset: scripts.call(
+                    self._client, "orphaned",
+                    [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)],
+                    [int(idle), _MOST_AGAIN],
+                )
+            )  # fmt: skip
+            if keys:
+                blobs = self.patiently(
+                    lambda dataset=dataset, keys=keys: self._client.hmget(self._keys.payload(dataset), keys)
+                )
+                self._publish([_parcel_of(blob) for blob in blobs if blob])
+                total += len(keys)
+        return total
+
+    def lanes_are_empty(self) -> bool:
+        """Whether no message waits in any lane, nor is held by a worker."""
+        self._look(force=True)
+        held = self.patiently(lambda: self._client.zcard(CELERY_PREFIX + "unacked_index"))
+        return held == 0 and not any(self._queued.values())
+
+    def patiently(self, action: Callable[[], object]) -> object:
+        """Do it; while Redis is away or full, say so and try again. Raises Stopped."""
+        while True:
+            try:
+                result = action()
+            except (*AWAY, KombuError) as exc:
+                if self.trouble is None:
+                    self.trouble = f"Redis does not answer ({exc})"
+                    log.warning("producer_waits: %s", self.trouble)
+                if self._stopped():
+                    raise Stopped from exc
+                time.sleep(_RETRY_SECONDS)
+            else:
+                if self.trouble is not None:
+                    log.warning("producer_goes_on")
+                    self.trouble = None
+                return result
+
+    def _put_in_lane(self, lane: Lane, parcels: list[Parcel]) -> None:
+        while parcels:
+            if self._aside[lane] or not self._room(lane):
+                if self._other_is_hungry(lane) and self._aside[lane].add(parcels):
+                    return
+                self._await(lambda: self._room(lane) > 0 or self._other_is_hungry(lane))
+                self._refill(lane)
+                if self._aside[lane]:
+                    continue
+            now, parcels = parcels[: self._room(lane)], parcels[self._room(lane) :]
+            self._send(now)
+
+    def _refill(self, lane: Lane) -> None:
+        if self._aside[lane] and (room := self._room(lane)):
+            self._send(self._aside[lane].take(min(room, _BATCH)))
+
+    def _other_is_hungry(self, lane: Lane) -> bool:
+        self._look()
+        return any(n < self._high_water // 10 for other, n in self._queued.items() if other is not lane)
+
+    def _room(self, lane: Lane) -> int:
+        self._look()
+        return max(0, min(_BATCH, self._high_water - self._queued[lane]))
+
+    def _look(self, *, force: bool = False) -> None:
+        """How full the lanes are, at most a poll old; between looks we count what we send."""
+        now = time.monotonic()
+        if not force and now - self._looked_at < _POLL_SECONDS:
+            return
+        self._looked_at = now
+
+        def ask() -> list[int]:
+            pipeline = self._client.pipeline(transaction=False)
+            for lane in Lane:
+                pipeline.llen(CELERY_PREFIX + lane.queue)
+            pipeline.xlen(self._keys.responses)
+            return pipeline.execute()
+
+        *lengths, unwritten = self.patiently(ask)
+        full = unwritten > _STREAM_HIGH_WATER
+        self._queued = {
+            lane: max(n, self._high_water) if full else n for lane, n in zip(Lane, lengths, strict=True)
+        }
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._stopped():
+                raise Stopped
+            time.sleep(_POLL_SECONDS)
+
+    def _send(self, parcels: list[Parcel]) -> None:
+        """Payloads first: a message without payload means 'done' to a worker."""
+        if self._stopped():
+            raise Stopped
+        by_dataset: dict[str, list[Parcel]] = defaultdict(list)
+        for parcel in parcels:
+            by_dataset[parcel.dataset].append(parcel)
+        for dataset, some in by_dataset.items():
+            words = [word for parcel in some for word in (parcel.key, parcel.blob)]
+            accepted = self.patiently(
+                lambda dataset=dataset, words=words: scripts.call(
+                    self._client, "offer", [self._keys.payload(dataset), self._keys.published(dataset)], words
+                )
+            )
+            self._publish([parcel for parcel, new in zip(some, accepted, strict=True) if new])
+
+    def _publish(self, parcels: list[Parcel]) -> None:
+        def send() -> None:
+            with self._celery.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_BATCH):
+                for parcel in parcels:
+                    self._celery.send_task(
+                        GENERATE_TASK, (self._run_id, parcel.dataset, parcel.key), task_id=parcel.task_id,
+                        queue=parcel.lane.queue, producer=producer, ignore_result=True,
+                        argsrepr=f"{parcel.dataset} row {parcel.number}", kwargsrepr="",
+                    )  # fmt: skip
+
+        self.patiently(send)
+        for parcel in parcels:
+            self._queued[parcel.lane] += 1
+
+
+def _parcel_of(blob: bytes) -> Parcel:
+    task = unpack_task(blob)
+    lane = lane_of(len(task.prompt_token_ids), task.max_new_tokens)
+    return Parcel(task.key, task.id, task.dataset, task.row_number, lane, blob)
+
+
+class _Aside:
+    """A first-in first-out of parcels on disk."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="headrace-aside-")  # noqa: SIM115 - lives as long as the producer
+        self._read_at = self._end = 0
+
+    def __bool__(self) -> bool:
+        return self._read_at < self._end
+
+    def add(self, parcels: list[Parcel]) -> bool:
+        """Set aside; False if there is no room for more."""
+        if self._end > _ASIDE_MOST_BYTES:
+            return False
+        self._file.seek(self._end)
+        try:
+            for parcel in parcels:
+                self._file.write(struct.pack("<I", len(parcel.blob)) + parcel.blob)
+            self._file.flush()
+        except OSError as exc:
+            raise StorageError(f"No room on disk to set tasks aside ({exc.strerror}); free some in TMPDIR.") from exc
+        self._end = self._file.tell()
+        return True
+
+    def take(self, most: int) -> list[Parcel]:
+        """The eldest ones."""
+        parcels = []
+        self._file.seek(self._read_at)
+        while len(parcels) < most and self._read_at < self._end:
+            (size,) = struct.unpack("<I", self._file.read(4))
+            parcels.append(_parcel_of(self._file.read(size)))
+            self._read_at = self._file.tell()
+        if not self:
+            self._file.truncate(0)
+            self._read_at = self._end = 0
+        return parcels
+
+

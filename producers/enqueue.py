@@ -1,0 +1,242 @@
+"""The producer: read the input, send what is missing, stay until the run is complete.
+
+A pass reads the whole input once. What the ledger has is skipped before it is rendered, what Redis knows is skipped
+before it is sent. While waiting, lost messages are sent again, and if Redis lost rows altogether another pass finds
+them: the files say what is missing, never the broker.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import orjson
+import redis
+from celery import Celery
+
+from app.identity import bytes_digest, row_digest, task_key
+from app.ledger import Ledger
+from app.manifest import RunManifest
+from app.reasons import STAGE_OF, Rejected
+from app.records import Conversation, RejectedRecord, completion_id
+from app.rundir import RunDir
+from app.settings import RunSettings
+from app.store.keys import RUNS, RunKeys
+from app.tokenization import RenderOptions
+from producers.conveyor import Conveyor, Stopped
+from producers.inputs import Dataset
+from producers.readers import RawRow, read_records
+from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
+from producers.shapes import ShapeOptions, conversation_of
+
+log = logging.getLogger(__name__)
+_CHUNK_ROWS = 64
+_RECONCILE_SECONDS = 20.0
+_LOOK_SECONDS = 0.5
+
+Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
+
+
+def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> bool:
+    """Whether the files have everything that the input asks for: then no server and no Redis is needed.
+
+    Reads the input only if the ledger knew it complete when it was last read.
+    """
+    with Ledger.open(RunDir(settings.out)) as ledger:
+        ledger.catch_up()
+        counts = {one.dataset: one for one in ledger.counts()}
+        if any(d.name not in counts or not counts[d.name].rows_final for d in datasets) or ledger.pending_total():
+            return False
+        ledger.begin_pass(settings.samples, [dataset.name for dataset in datasets])
+        reader = _Reader(settings, recipe, ledger)
+        for dataset, chunk in interleave(datasets, settings):
+            if chunk is None:
+                ledger.end_pass(dataset)
+            elif any(reader.missing_of(dataset, chunk, set())):
+                return False
+        return ledger.pending_total() == 0
+
+
+class _Reader:
+    """Records of the input become rows that still need something."""
+
+    def __init__(self, settings: RunSettings, recipe: str, ledger: Ledger):
+        self._recipe, self._ledger = recipe, ledger
+        self._shapes, self._samples = shape_options(settings), settings.samples
+
+    def missing_of(self, dataset: str, chunk: Chunk, outstanding: set[str]) -> Iterator[Row | Refusal]:
+        """Register a chunk in the ledger; what neither files nor `outstanding` keys have, to render or to refuse."""
+        read = [(file, raw, *self._read(raw)) for file, raw in chunk]
+        seen = self._ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
+        for (_, raw, _, result), known in zip(read, seen, strict=True):
+            if known.row_verdict or self._is_in(outstanding, dataset, known.row_id, -1):
+                continue
+            if isinstance(result, Rejected):
+                row = Row(dataset, known.row_id, "", raw.number, None, ())
+                yield Refusal(row, result.reason, result.detail)
+                continue
+            missing = tuple(
+                index for index in range(self._samples)
+                if index not in known.final and not self._is_in(outstanding, dataset, known.row_id, index)
+            )  # fmt: skip
+            if missing:
+                yield Row(dataset, known.row_id, _text(result.source_id), raw.number, result, missing)
+
+    def _read(self, raw: RawRow) -> tuple[str, Conversation | Rejected]:
+        """Identity of a record, and what it says or why it can't be used."""
+        if raw.error is not None:
+            return bytes_digest(raw.raw), raw.error
+        try:
+            conversation = conversation_of(raw.value, self._shapes)
+        except Rejected as verdict:
+            return bytes_digest(raw.raw), verdict
+        return row_digest(conversation), conversation
+
+    def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
+        return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
+
+
+class Producer:
+    """Enqueues one run. `stopped` is asked often; once it says yes, the producer leaves with Stopped."""
+
+    def __init__(
+        self, settings: RunSettings, datasets: list[Dataset], manifest: RunManifest, render_options: RenderOptions,
+        client: redis.Redis, celery: Celery, stopped: Callable[[], bool],
+    ):  # fmt: skip
+        self._settings, self._datasets, self._manifest = settings, datasets, manifest
+        self._client, self._stopped = client, stopped
+        self._names = [dataset.name for dataset in datasets]
+        self._ledger = Ledger.open(RunDir(settings.out))
+        self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
+        self._reader = _Reader(settings, manifest.recipe, self._ledger)
+        self._pool = RenderPool(render_options, manifest, settings.fit_output)
+        self._outstanding: set[str] = set()
+
+    def run(self, *, wait: bool = True) -> None:
+        """Enqueue everything missing; with `wait`, stay until nothing is pending. Raises Stopped."""
+        try:
+            self._publish_run()
+            self._pool.warm_up()
+            self._ledger.catch_up(RunDir(self._settings.out))
+            self._conveyor.send_again(self._names)
+            self._pass()
+            while wait and not self._complete():
+                self._pass()
+        finally:
+            self._pool.close()
+            self._ledger.close()
+
+    def rejected(self) -> int:
+        """Completions of the input that got no sample."""
+        with Ledger.open(RunDir(self._settings.out)) as ledger:
+            return sum(counts.rejected for counts in ledger.counts())
+
+    def _publish_run(self) -> None:
+        """Tell the workers what this run is (again, if Redis forgot it)."""
+        keys = RunKeys(self._manifest.run_id)
+
+        def publish() -> None:
+            self._client.set(keys.manifest, self._manifest.model_dump_json())
+            self._client.sadd(RUNS, self._manifest.run_id)
+
+        self._conveyor.patiently(publish)
+
+    def _pass(self) -> None:
+        """Read all input once, interleaving the datasets; send what neither ledger nor Redis has."""
+        self._ledger.begin_pass(self._settings.samples, self._names)
+        self._outstanding = self._conveyor.outstanding(self._names)
+        for dataset, chunk in interleave(self._datasets, self._settings):
+            self._ship(self._pool.results(wait=False))
+            if chunk is None:
+                self._ledger.end_pass(dataset)
+            else:
+                missing = list(self._reader.missing_of(dataset, chunk, self._outstanding))
+                self._pool.submit([row for row in missing if isinstance(row, Row)])
+                for refusal in missing:
+                    if isinstance(refusal, Refusal):
+                        self._refuse(refusal)
+            self._tick()
+        self._ship(self._pool.results(wait=True))
+        self._conveyor.put_aside_back()
+
+    def _ship(self, results: Iterator[Rendered]) -> None:
+        for items in results:
+            for item in items:
+                if isinstance(item, Refusal):
+                    self._refuse(item)
+            self._conveyor.put([item for item in items if isinstance(item, Parcel)])
+
+    def _refuse(self, refusal: Refusal) -> None:
+        row = refusal.row
+        self._conveyor.reject(
+            RejectedRecord(
+                key=task_key(self._manifest.recipe, row.dataset, row.row_id, 0, -1),
+                id=completion_id(row.dataset, row.row_id, 0, -1), primary_id=f"{row.dataset}:{row.row_id}",
+                dataset=row.dataset, row_id=row.row_id, source_id=row.source_id, row_number=row.number,
+                stage=STAGE_OF[refusal.reason], reason=refusal.reason, detail=refusal.detail, attempts=0,
+                at=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+        )  # fmt: skip
+
+    def _complete(self) -> bool:
+        """Wait until nothing is pending (True), or Redis has lost rows (False): then another pass finds them."""
+        reconcile_at, lost_before = time.monotonic() + _RECONCILE_SECONDS, False
+        while True:
+            self._tick()
+            known = self._conveyor.count_outstanding(self._names)  # before the ledger is asked: never too many lost
+            pending = self._ledger.pending_total()
+            if pending == 0:
+                return True
+            if time.monotonic() >= reconcile_at:
+                reconcile_at = time.monotonic() + _RECONCILE_SECONDS
+                self._publish_run()
+                if again := self._conveyor.send_again(self._names):
+                    log.warning("sent_again %d tasks that nobody worked on", again)
+                lost = pending > known
+                if lost and lost_before:
+                    log.warning("rows_lost_by_redis: %d pending, %d known; reading the input again", pending, known)
+                    return False
+                lost_before = lost
+            time.sleep(_LOOK_SECONDS)
+
+    def _tick(self) -> None:
+        if self._stopped():
+            raise Stopped
+
+
+def shape_options(settings: RunSettings) -> ShapeOptions:
+    """How rows are recognised, from the run's settings."""
+    return ShapeOptions(
+        prompt_field=settings.prompt_field, messages_field=settings.messages_field, turns=settings.turns,
+        system=settings.system,
+    )  # fmt: skip
+
+
+def interleave(datasets: list[Dataset], settings: RunSettings) -> Iterator[tuple[str, Chunk | None]]:
+    """Chunks of (file number, record) of each dataset in turn; None as a dataset's last chunk."""
+    readers = {dataset.name: _records(dataset, settings) for dataset in datasets}
+    while readers:
+        for name, reader in list(readers.items()):
+            chunk = list(itertools.islice(reader, _CHUNK_ROWS))
+            if chunk:
+                yield name, chunk
+            else:
+                yield name, None
+                del readers[name]
+
+
+def _records(dataset: Dataset, settings: RunSettings) -> Iterator[tuple[int, RawRow]]:
+    count = 0
+    for file, path in enumerate(dataset.paths):
+        for raw in read_records(path, max_row_bytes=settings.max_row_bytes):
+            if settings.limit is not None and count >= settings.limit:
+                return
+            count += 1
+            yield file, raw
+
+
+def _text(source_id: object) -> str:
+    if source_id is None:
+        return ""
+    return source_id if isinstance(source_id, str) else orjson.dumps(source_id).decode()

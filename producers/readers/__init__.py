@@ -1,0 +1,86 @@
+"""From a file to its rows: the only place that knows file formats.
+
+Invariant: every record of a file comes out exactly once, in order, with its number; one that cannot be read comes out
+too, with the reason. Nothing is skipped but blank lines (which are counted) and what stands above a CSV header.
+
+The format is told by the bytes, never by the name (only a CSV with an unusual header needs `.csv` or `.tsv`):
+
+    gzip, zstd         any of the text formats below, compressed; several members or frames are one file
+    Parquet            a row is a record; a field that is null in a row is not in that row
+    JSON array         an element is a row; read element by element
+    JSON Lines         a line is a row, also under a `.json` name
+    JSON objects       pretty-printed, one after the other: each is a row
+    CSV                `,` `;` or tab; the header may stand below other lines; a cell may hold newlines
+    plain text         a line is a prompt; there are no comments, so a line that begins with `#` is a prompt too
+
+Lines end at `\\n` alone (a `\\r` before it is dropped): U+2028, U+0085 and their like are text. Numbers are physical
+lines from 1, blank ones counted (JSON Lines, text; CSV: where the row begins), or record numbers from 1 (the others).
+
+A file whose end is damaged gives the rows before the damage and then one rejected row that says what is missing.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from app.errors import UsageError
+from app.reasons import Reason
+from producers.readers.formats import Format, sniff
+from producers.readers.json_records import array_rows, object_rows
+from producers.readers.lines import json_line_rows, text_rows
+from producers.readers.parquet import MAGIC as PARQUET_MAGIC
+from producers.readers.parquet import parquet_rows
+from producers.readers.rows import Damaged, RawRow, rejected_row
+from producers.readers.source import Source
+from producers.readers.tables import csv_rows
+
+__all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "read_records"]
+
+DEFAULT_MAX_ROW_BYTES = 64 * 1024 * 1024
+
+_READERS: dict[Format, Callable[[Source, int], Iterator[RawRow]]] = {
+    Format.JSON_LINES: json_line_rows,
+    Format.JSON_ARRAY: array_rows,
+    Format.JSON_OBJECTS: object_rows,
+    Format.CSV: csv_rows,
+    Format.TEXT: text_rows,
+}
+
+
+def read_records(path: Path, *, max_row_bytes: int = DEFAULT_MAX_ROW_BYTES) -> Iterator[RawRow]:
+    """The rows of a file, streamed. Raises UsageError for a file that cannot be read at all, or has no row.
+
+    A record larger than max_row_bytes comes out rejected and is never held in memory (Parquet excepted).
+    """
+    with _open(path) as file:
+        magic = file.read(len(PARQUET_MAGIC))
+    if not magic:
+        raise UsageError(f"{path} is empty.")
+    if magic == PARQUET_MAGIC:
+        return _finished(path, parquet_rows(path, max_row_bytes))
+    source = Source(path)
+    return _finished(path, _READERS[sniff(source)](source, max_row_bytes))
+
+
+def _open(path: Path):
+    try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file; name the data file itself.")
+        return path.open("rb")
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}.") from exc
+
+
+def _finished(path: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
+    """The rows, then the verdict on a damaged end; a file without any row is an error."""
+    count = 0
+    try:
+        for first in rows:
+            count = 1
+            yield first
+            break
+        yield from rows
+    except Damaged as exc:
+        count = 1
+        yield rejected_row(Reason.UNREADABLE, exc.number, exc.raw, path.name, f"{exc.unit} {exc.number}", exc.what)
+    if not count:
+        raise UsageError(f"{path} has no rows.")

@@ -1,0 +1,145 @@
+"""Rendering on every core: conversations in, packed tasks out.
+
+A pool process loads the tokenizer once and keeps it; what comes back is ready for Redis, so the parent only ships it.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from app.errors import HeadraceError
+from app.identity import task_key
+from app.lanes import Lane, lane_of
+from app.manifest import RunManifest
+from app.packing import pack_task
+from app.reasons import Reason, Rejected
+from app.records import Conversation, Task, completion_id
+from app.tokenization import Renderer, RenderOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that needs completions: who it is, where it stood, what it says."""
+
+    dataset: str
+    row_id: str
+    source_id: str
+    number: int
+    conversation: Conversation | None  #: None: it could not be read
+    missing: tuple[int, ...]  #: completion indices to get
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A task as it goes to Redis."""
+
+    key: str
+    task_id: str
+    dataset: str
+    number: int
+    lane: Lane
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that could not be rendered."""
+
+    row: Row
+    reason: Reason
+    detail: str
+
+
+Rendered = list[Parcel | Refusal]
+
+
+def render(row: Row, renderer: Renderer, run: RunManifest, fit_output: bool) -> Rendered:
+    """Tasks of a row, or the one refusal that stands for all of them."""
+    try:
+        ids = renderer.render(row.conversation)
+        allowance = _allowance(len(ids), run, fit_output)
+    except Rejected as verdict:
+        return [Refusal(row, verdict.reason, verdict.detail)]
+    lane = lane_of(len(ids), allowance)
+    parcels: Rendered = []
+    for index in row.missing:
+        task = Task(
+            key=task_key(run.recipe, row.dataset, row.row_id, 0, index), dataset=row.dataset, row_id=row.row_id,
+            source_id=row.source_id, row_number=row.number, turn=0, turns=1, completion_index=index,
+            max_new_tokens=allowance, prompt_token_ids=ids,
+        )  # fmt: skip
+        task_id = completion_id(row.dataset, row.row_id, 0, index)
+        parcels.append(Parcel(task.key, task_id, row.dataset, row.number, lane, pack_task(task)))
+    return parcels
+
+
+def _allowance(num_prompt_tokens: int, run: RunManifest, fit_output: bool) -> int:
+    wanted = run.max_new_tokens
+    if run.endpoints_for(num_prompt_tokens, wanted):
+        return wanted
+    room = run.output_room(num_prompt_tokens) or 0
+    if fit_output and room >= 1:
+        return room
+    remedy = "" if room < 1 else f" (--fit-output would allow {room} new tokens)"
+    raise Rejected(
+        Reason.TOO_LONG,
+        f"{num_prompt_tokens} prompt tokens + {wanted} new ones are more than any endpoint's context takes{remedy}",
+    )
+
+
+class RenderPool:
+    """Renders chunks of rows in other processes, in order, with a bounded number of chunks under way."""
+
+    def __init__(self, options: RenderOptions, run: RunManifest, fit_output: bool, processes: int | None = None):
+        self._processes = processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        self._pool = ProcessPoolExecutor(
+            self._processes, get_context("spawn"), initializer=_start_child, initargs=(options, run, fit_output)
+        )
+        self._under_way: deque[Future[Rendered]] = deque()
+
+    def warm_up(self) -> None:
+        """Start the processes now, so that they load the tokenizer while the caller reads."""
+        for _ in range(self._processes):
+            self._pool.submit(os.getpid)
+
+    @property
+    def full(self) -> bool:
+        """Whether taking a result should come before submitting more."""
+        return len(self._under_way) >= 3 * self._processes
+
+    def submit(self, rows: list[Row]) -> None:
+        """Give a chunk."""
+        if rows:
+            self._under_way.append(self._pool.submit(_render_chunk, rows))
+
+    def results(self, *, wait: bool) -> Iterator[Rendered]:
+        """Chunks that are done, in order; with `wait`, all that were given."""
+        while self._under_way and (wait or self._under_way[0].done() or self.full):
+            try:
+                yield self._under_way.popleft().result()
+            except BrokenProcessPool as exc:
+                raise HeadraceError(
+                    "A rendering process was ended from outside (out of memory, perhaps); start the run again."
+                ) from exc
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_child: tuple[Renderer, RunManifest, bool] | None = None
+
+
+def _start_child(options: RenderOptions, run: RunManifest, fit_output: bool) -> None:
+    global _child
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _child = (Renderer(options), run, fit_output)
+
+
+def _render_chunk(rows: list[Row]) -> Rendered:
+    renderer, run, fit_output = _child
+    return [item for row in rows for item in render(row, renderer, run, fit_output)]

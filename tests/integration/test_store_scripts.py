@@ -1,0 +1,154 @@
+"""The Lua scripts on a real Redis: each transition, and what a repeated or late call does."""
+
+import time
+
+import pytest
+
+from app.store import scripts
+from app.store.keys import EPOCH, EndpointKeys, RunKeys
+
+RUN = RunKeys("r1")
+E1, E2 = EndpointKeys("e1"), EndpointKeys("e2")
+PAYLOAD, CLAIMS, HOLDERS, PUBLISHED = RUN.payload("d"), RUN.claims("d"), RUN.holders("d"), RUN.published("d")
+
+
+def offer(client, *pairs):
+    return scripts.call(client, "offer", [PAYLOAD, PUBLISHED], list(pairs))
+
+
+def claim(client, key, holder, ttl=10_000):
+    return scripts.call(client, "claim", [PAYLOAD, CLAIMS, HOLDERS, RUN.halt], [key, holder, ttl])
+
+
+def publish(client, key, lease="", blob=b"x"):
+    keys = [RUN.responses, PAYLOAD, CLAIMS, HOLDERS, PUBLISHED, E1.leases, E1.lease_info]
+    return scripts.call(client, "publish", keys, [key, "d", "response", blob, lease])
+
+
+def lease(client, requests, ceilings=((-1, -1, -1, -1),), endpoints=(E1,), ttl=10_000, settle=10_000):
+    keys = [EPOCH, *(k for e in endpoints for k in (e.leases, e.lease_info, e.open))]
+    words = [ttl, settle, len(endpoints), *(n for c in ceilings for n in c), *(w for r in requests for w in r)]
+    return scripts.call(client, "lease", keys, words)
+
+
+def test_a_key_is_offered_once(redis_client):
+    """A key that waits, or is in the stream, is not accepted again."""
+    assert offer(redis_client, "a", b"1", "b", b"2") == [1, 1]
+    assert offer(redis_client, "a", b"other", "c", b"3") == [0, 1]
+    assert redis_client.hget(PAYLOAD, "a") == b"1"
+    claim(redis_client, "a", "w1")
+    publish(redis_client, "a")
+    assert offer(redis_client, "a", b"1") == [0]
+
+
+def test_a_live_foreign_claim_is_respected_and_a_dead_one_is_not(redis_client):
+    """One holder at a time; the holder itself may claim again; an expired claim is free."""
+    offer(redis_client, "a", b"1")
+    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1"]
+    assert claim(redis_client, "a", "w2") == [b"held"]
+    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1"]
+    deadline = time.monotonic() + 5
+    while (answer := claim(redis_client, "a", "w2")) == [b"held"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answer == [b"claimed", b"1"]
+    assert claim(redis_client, "nothing", "w1") == [b"gone"]
+
+
+def test_publishing_is_all_or_nothing_and_once(redis_client):
+    """The response enters the stream, payload, claim and lease end; a second publish of the key adds nothing."""
+    offer(redis_client, "a", b"1")
+    claim(redis_client, "a", "w1")
+    lease(redis_client, [("L1", "short", 10, "1")])
+    assert publish(redis_client, "a", lease="L1") == 1
+    assert redis_client.xlen(RUN.responses) == 1
+    assert not redis_client.exists(PAYLOAD, CLAIMS, HOLDERS, E1.leases, E1.lease_info)
+    assert publish(redis_client, "a") == 0
+    assert redis_client.xlen(RUN.responses) == 1
+
+
+def test_commit_forgets_exactly_the_given_entries(redis_client):
+    """What the files have leaves stream, published set and counters; the rest stays."""
+    for key in ("a", "b"):
+        offer(redis_client, key, b"1")
+        publish(redis_client, key)
+        redis_client.hincrby(RUN.sent, key, 1)
+    redis_client.xgroup_create(RUN.responses, "collector", id="0")
+    ((_, entries),) = redis_client.xreadgroup("collector", "c", {RUN.responses: ">"})
+    assert scripts.call(
+        redis_client, "commit", [RUN.responses, RUN.sent, RUN.charges, PUBLISHED],
+        ["collector", 1, 1, entries[0][0], entries[0][1][b"key"]],
+    ) == 1  # fmt: skip
+    assert redis_client.xlen(RUN.responses) == 1
+    assert redis_client.smembers(PUBLISHED) == {b"b"}
+    assert redis_client.hkeys(RUN.sent) == [b"b"]
+
+
+def test_an_expired_claim_and_an_unclaimed_key_are_orphaned(redis_client):
+    """Expired claims are found always, unclaimed keys only when asked; a live claim never."""
+    offer(redis_client, "dead", b"1", "live", b"2", "new", b"3")
+    claim(redis_client, "dead", "w1", ttl=1)
+    claim(redis_client, "live", "w2")
+    keys = [PAYLOAD, CLAIMS, HOLDERS]
+    deadline = time.monotonic() + 5
+    while not (found := scripts.call(redis_client, "orphaned", keys, [0, 10])) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found == [b"dead"]
+    assert set(scripts.call(redis_client, "orphaned", keys, [1, 10])) == {b"dead", b"new"}
+
+
+def test_renewing_sets_claims_anew_and_names_those_that_are_lost(redis_client):
+    """After a loss of Redis a heartbeat brings claims back; a key that somebody else holds by now is reported."""
+    offer(redis_client, "mine", b"1", "theirs", b"2")
+    claim(redis_client, "theirs", "w2")
+    lost = scripts.call(redis_client, "renew_claims", [CLAIMS, HOLDERS], [10_000, "mine", "w1", "theirs", "w1"])
+    assert lost == [b"theirs"]
+    assert claim(redis_client, "mine", "w3") == [b"held"]
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "requests", "granted"),
+    [
+        ((2, -1, -1, -1), [("a", "short", 1), ("b", "long", 1), ("c", "short", 1)], [1, 1, 0]),
+        ((-1, 1, -1, -1), [("a", "short", 1), ("b", "short", 1), ("c", "long", 1)], [1, 0, 1]),
+        ((-1, -1, -1, 100), [("a", "short", 60), ("b", "short", 50), ("c", "short", 40)], [1, 0, 0]),
+        ((-1, -1, -1, 100), [("big", "long", 500), ("b", "short", 50)], [1, 0]),
+    ],
+    ids=["all", "lane", "tokens-in-order", "an-empty-endpoint-takes-anything"],
+)
+def test_ceilings_hold(redis_client, ceilings, requests, granted):
+    """Requests of all, of a lane, and tokens; nobody of a lane overtakes an elder that waits."""
+    answer = lease(redis_client, [(*r, "1") for r in requests], ceilings=(ceilings,))
+    assert answer == [0, *granted]
+
+
+def test_the_freer_endpoint_is_chosen_and_an_open_one_never(redis_client):
+    """Requests go to the largest free share; an open breaker grants nothing; a request goes only where it may."""
+    two = {"endpoints": (E1, E2), "ceilings": ((-1, -1, -1, 100), (-1, -1, -1, 1000))}
+    assert lease(redis_client, [("a", "short", 50, "11"), ("b", "short", 50, "10")], **two) == [0, 2, 1]
+    redis_client.set(E2.open, "{}")
+    assert lease(redis_client, [("c", "short", 60, "11"), ("d", "short", 10, "11")], **two) == [0, 0, 0]
+
+
+def test_expired_leases_free_their_share(redis_client):
+    """A holder that died returns its share after the lease's time, under load."""
+    assert lease(redis_client, [("a", "short", 100, "1")], ceilings=((-1, -1, -1, 100),), ttl=80) == [0, 1]
+    deadline = time.monotonic() + 5
+    while True:
+        answer = lease(redis_client, [("b", "short", 100, "1")], ceilings=((-1, -1, -1, 100),))
+        if answer == [0, 1] or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert answer == [0, 1]
+    assert redis_client.hkeys(E1.lease_info) == [b"b"]
+
+
+def test_a_redis_that_forgot_everything_admits_nothing_until_it_settled(redis_client):
+    """An unknown epoch starts a pause in which holders assert their leases again."""
+    redis_client.flushall()
+    first = lease(redis_client, [("a", "short", 1, "1")], settle=200)
+    assert 0 < first[0] <= 200
+    assert first[1] == 0
+    deadline = time.monotonic() + 5
+    while (answer := lease(redis_client, [("a", "short", 1, "1")], settle=200))[0] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answer == [0, 1]

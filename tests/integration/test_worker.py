@@ -1,0 +1,117 @@
+"""A real worker process between a real Redis and a simulated SGLang."""
+
+import signal
+
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store.keys import CELERY_PREFIX, RunKeys
+from tests.belt import manifest, published, put, until, worker
+
+KEYS = RunKeys("run1")
+SLOW = SimulatorConfig(output_lengths="fixed", output_mean=64, step_seconds=0.5, max_running_requests=1000)
+
+
+def queued(client) -> int:
+    return client.llen(CELERY_PREFIX + "lane.short")
+
+
+def test_every_task_is_published_once_and_nothing_stays_behind(redis_client, redis_url, tmp_path):
+    """Each key once in the stream with what was sent; no payload, claim, lease or unacknowledged message is left."""
+    with running_simulator(SimulatorConfig(instant=True)) as endpoint, worker(redis_url, tmp_path):
+        keys = put(redis_client, redis_url, manifest(endpoint.url), 200)
+        until(lambda: redis_client.xlen(KEYS.responses) == 200, what="200 responses")
+        until(lambda: redis_client.zcard(CELERY_PREFIX + "unacked_index") == 0, what="all acknowledged")
+        records = published(redis_client)
+        assert sorted(r["key"] for r in records) == sorted(keys)
+        assert all(r["attempt"] == 1 and r["num_output_tokens"] == len(r["output_ids"]) for r in records)
+        assert endpoint.stats()["requests"] == 200
+        assert redis_client.hlen(KEYS.payload("d")) == redis_client.zcard(KEYS.claims("d")) == 0
+        assert not list(redis_client.scan_iter("headrace:endpoint:*:lease*"))
+
+
+def test_a_ceiling_holds_over_two_workers(redis_client, redis_url, tmp_path):
+    """--concurrency 5 means five at the endpoint, however many workers ask."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.005)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path), worker(redis_url, tmp_path, name="w2"):
+        put(redis_client, redis_url, manifest(endpoint.url, concurrency=5), 100)
+        until(lambda: redis_client.xlen(KEYS.responses) == 100, what="100 responses")
+        assert endpoint.stats()["peak_running"] == 5
+
+
+def test_a_cold_stop_returns_everything_and_aborts_at_the_endpoint(redis_client, redis_url, tmp_path):
+    """SIGQUIT: all messages are back in the queue, no claim or lease is held, the server was told to stop."""
+    with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path) as process:
+        put(redis_client, redis_url, manifest(endpoint.url), 30)
+        until(lambda: endpoint.stats()["running"] == 30, what="30 running")
+        process.send_signal(signal.SIGQUIT)
+        process.wait(20)
+        assert queued(redis_client) == 30
+        assert redis_client.zcard(CELERY_PREFIX + "unacked_index") == 0
+        assert redis_client.zcard(KEYS.claims("d")) == 0
+        assert not list(redis_client.scan_iter("headrace:endpoint:*:lease*"))
+        until(lambda: endpoint.stats()["running"] == 0, what="aborted at the endpoint")
+
+
+def test_draining_finishes_what_runs_and_hands_back_the_rest(redis_client, redis_url, tmp_path):
+    """SIGTERM: what generates is published, what waits is back in the queue at once, exit 0."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.05)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path) as process:
+        put(redis_client, redis_url, manifest(endpoint.url, concurrency=4), 30)
+        until(lambda: endpoint.stats()["running"] == 4, what="4 running")
+        until(lambda: redis_client.zcard(KEYS.claims("d")) == 30, what="30 claimed")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        done = redis_client.xlen(KEYS.responses)
+        assert done >= 4
+        assert queued(redis_client) == 30 - done
+        assert redis_client.zcard(KEYS.claims("d")) == 0
+
+
+def test_a_drain_that_takes_too_long_hands_back_the_rest(redis_client, redis_url, tmp_path):
+    """After --drain-seconds what still generates is aborted and returned."""
+    with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path, "--drain-seconds", "0.5") as process:
+        put(redis_client, redis_url, manifest(endpoint.url), 5)
+        until(lambda: endpoint.stats()["running"] == 5, what="5 running")
+        process.send_signal(signal.SIGTERM)
+        process.wait(15)
+        assert queued(redis_client) == 5
+        assert redis_client.zcard(KEYS.claims("d")) == 0
+
+
+def test_an_endpoint_that_went_away_costs_no_row_an_attempt(redis_client, redis_url, tmp_path):
+    """Refused and reset requests are made again when it answers; nothing is charged, nothing rejected."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.02)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 40)
+        until(lambda: endpoint.stats()["running"] > 10, what="some running")
+        endpoint.faults(freeze_seconds=0.2, down_seconds=1.5)
+        endpoint.crash()
+        until(lambda: redis_client.xlen(KEYS.responses) == 40, what="40 responses")
+        records = published(redis_client)
+        assert {r["kind"] for r in records} == {"response"}
+        assert len({r["key"] for r in records}) == 40
+        assert redis_client.hlen(KEYS.charges) == 0
+
+
+def test_a_row_that_fails_three_times_while_others_are_served_is_rejected(redis_client, redis_url, tmp_path):
+    """Wrong counts for one answer in three: charged to the row only; three charges reject it, others go on."""
+    config = SimulatorConfig(instant=True)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        endpoint.faults(wrong_completion_tokens=0.5)
+        put(redis_client, redis_url, manifest(endpoint.url), 20)
+        until(lambda: redis_client.xlen(KEYS.responses) == 20, 60, what="20 verdicts")
+        kinds = [r["kind"] for r in published(redis_client)]
+        rejected = [r for r in published(redis_client) if r["kind"] == "rejected"]
+        assert kinds.count("response") + len(rejected) == 20
+        assert all(r["reason"] == "attempts_exhausted" for r in rejected)
+
+
+def test_a_fault_of_ours_halts_the_run_and_rejects_nothing(redis_client, redis_url, tmp_path):
+    """401: one sentence in Redis with exit code 2; payloads stay, nothing is rejected."""
+    with running_simulator(SimulatorConfig(api_key="secret", instant=True)) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 10)
+        halt = until(lambda: redis_client.get(KEYS.halt), what="halted")
+        assert b'"exit_code":2' in halt
+        assert b"secret" not in halt
+        until(lambda: redis_client.zcard(KEYS.claims("d")) == 0, what="claims given back")
+        assert redis_client.hlen(KEYS.payload("d")) == 10
+        assert redis_client.xlen(KEYS.responses) == 0

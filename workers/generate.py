@@ -1,0 +1,185 @@
+"""The story of one task: claim → lease → generate → publish. Everything else in this folder serves it.
+
+Whatever happens, a key ends in one of four ways: published (a response or a rejection), handed back (claim released,
+message returned to the queue), left to whoever has it already, or left in Redis because the run is halted.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import orjson
+
+from app.manifest import RunManifest
+from app.packing import compress, unpack_task
+from app.reasons import STAGE_OF
+from app.records import RejectedRecord, ResponseRecord, Task, line_of
+from app.sglang.client import new_rid
+from app.sglang.faults import Fault
+from app.sglang.wire import EndpointInfo, Generation
+from app.store.keys import EndpointKeys, RunKeys
+from workers.context import WorkerContext
+from workers.holdings import HOLD_TTL_MS, Claim, Lease, Work
+from workers.retries import Again, Halt, Reject, decide
+
+log = logging.getLogger(__name__)
+
+
+class HandBack(Exception):
+    """The message returns to the queue: its work was not done."""
+
+
+async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) -> str:
+    """Do what a delivery asks for; returns a word about how it ended. Raises HandBack or CancelledError to requeue."""
+    if context.draining:
+        raise HandBack
+    keys = RunKeys(run_id)
+    claim = Claim(run_id, dataset, key, f"{context.settings.name}/{uuid.uuid4().hex[:12]}")
+    verdict, *rest = await context.courier.script(
+        "claim", [keys.payload(dataset), keys.claims(dataset), keys.holders(dataset), keys.halt],
+        [key, claim.holder, HOLD_TTL_MS],
+    )  # fmt: skip
+    if verdict != b"claimed":
+        return verdict.decode()
+    work = context.holdings.claims[claim] = Work(asyncio.current_task())
+    try:
+        run = await context.run(run_id)
+        if run is None:
+            raise HandBack
+        story = _Story(context, run, keys, claim, work, unpack_task(rest[0]))
+        return await story.tell()
+    except BaseException:
+        await asyncio.shield(_hand_back(context, keys, claim))
+        raise
+    finally:
+        context.holdings.claims.pop(claim, None)
+
+
+async def _hand_back(context: WorkerContext, keys: RunKeys, claim: Claim) -> None:
+    context.holdings.claims.pop(claim, None)
+    await context.courier.script(
+        "release_claim", [keys.claims(claim.dataset), keys.holders(claim.dataset)], [claim.key, claim.holder]
+    )
+
+
+@dataclass(slots=True)
+class _Story:
+    """A claimed key on its way to being published."""
+
+    context: WorkerContext
+    run: RunManifest
+    keys: RunKeys
+    claim: Claim
+    work: Work
+    task: Task
+
+    async def tell(self) -> str:
+        """Attempt until the completion is there, the row is given up, or the run is halted."""
+        attempts, avoid = 0, None
+        while True:
+            lease = await self.context.admission.lease(self.run, self.task, avoid)
+            attempts += 1
+            self.work.lease = lease
+            started_at, started = datetime.now(UTC), time.monotonic()
+            sent = asyncio.ensure_future(self.context.courier.command("HINCRBY", self.keys.sent, self.task.key, 1))
+            try:
+                generation, info = await self._request(lease)
+            except Fault as fault:
+                self._let_go()
+                decision = await self._after(fault, lease, attempts, started)
+            except BaseException:
+                self._let_go()
+                raise
+            else:
+                self.context.endpoints.served(lease.url)
+                record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
+                return await self._publish("response", line_of(record))
+            if isinstance(decision, Reject):
+                return await self._publish("rejected", line_of(self._rejection(decision, int(await sent))))
+            if isinstance(decision, Halt):
+                return await self._halt(decision)
+            avoid = lease.url
+            await asyncio.sleep(decision.after_seconds)
+            self.run = await self.context.run(self.run.run_id) or self.run
+
+    async def _request(self, lease: Lease) -> tuple[Generation, EndpointInfo]:
+        info = await self.context.endpoints.known(lease.url)
+        generation = await self.context.client.generate(
+            lease.url,
+            self.task.prompt_token_ids,
+            {**self.run.sampling, "max_new_tokens": self.task.max_new_tokens},
+            rid=new_rid(),
+            deadline_seconds=self.run.request_timeout_seconds,
+            vocab_size=self.run.output_vocab_size,
+            limits=info,
+            parameters_proven=True,  # every endpoint answered a canary with them before it was used
+        )
+        return generation, info
+
+    def _let_go(self) -> None:
+        if self.work.lease is not None:
+            self.context.admission.release(self.work.lease)
+            self.work.lease = None
+
+    async def _after(self, fault: Fault, lease: Lease, attempts: int, started: float) -> Again | Reject | Halt:
+        serves_others = await self.context.endpoints.after_fault(lease.url, fault, started)
+        charges = int(await self.context.courier.command("HGET", self.keys.charges, self.task.key) or 0)
+        decision = decide(fault, charges, attempts, serves_others)
+        log.info("attempt_failed %s at %s: %s → %s", self.task.id, lease.url, fault, decision)
+        if isinstance(decision, Again) and decision.charged:
+            await self.context.courier.command("HINCRBY", self.keys.charges, self.task.key, 1)
+        return decision
+
+    async def _publish(self, kind: str, line: bytes) -> str:
+        """One call ends claim and lease in Redis; they are forgotten here first, or a heartbeat could revive them."""
+        lease, self.work.lease = self.work.lease, None
+        self.context.holdings.claims.pop(self.claim, None)
+        if lease is not None:
+            self.context.admission.released_by_publish(lease)
+        endpoint = EndpointKeys(lease.endpoint if lease else "none")
+        dataset = self.claim.dataset
+        entered = await self.context.courier.script(
+            "publish",
+            [self.keys.responses, self.keys.payload(dataset), self.keys.claims(dataset), self.keys.holders(dataset),
+             self.keys.published(dataset), endpoint.leases, endpoint.lease_info],
+            [self.task.key, dataset, kind, compress(line), lease.id if lease else ""],
+        )  # fmt: skip
+        return kind if entered else "published before"
+
+    async def _halt(self, decision: Halt) -> str:
+        """A fault of ours would reject every row: say so once, for everybody, and give the key back."""
+        state = orjson.dumps({"exit_code": decision.exit_code, "message": decision.message})
+        await self.context.courier.command("SET", self.keys.halt, state, "NX")
+        await _hand_back(self.context, self.keys, self.claim)
+        return "halted"
+
+    def _record(
+        self, generation: Generation, info: EndpointInfo, sent: int, at: datetime, latency: float
+    ) -> ResponseRecord:
+        task = self.task
+        return ResponseRecord(
+            key=task.key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
+            row_id=task.row_id, source_id=task.source_id, row_number=task.row_number, turn=task.turn,
+            turns=task.turns, completion_index=task.completion_index, prompt_token_ids=task.prompt_token_ids,
+            output_ids=generation.output_ids, text=generation.text, finish_reason=generation.finish_reason,
+            matched=generation.matched, num_prompt_tokens=len(task.prompt_token_ids),
+            num_output_tokens=len(generation.output_ids), max_new_tokens=task.max_new_tokens,
+            recipe=self.run.recipe, model=info.model or "", endpoint=info.url,
+            server=info.fingerprint, attempt=max(1, sent), stages=1,
+            started_at=at.isoformat(timespec="milliseconds"), latency_seconds=round(latency, 4),
+            meta_info=orjson.dumps(generation.meta_info).decode(),
+        )  # fmt: skip
+
+    def _rejection(self, decision: Reject, sent: int) -> RejectedRecord:
+        task = self.task
+        return RejectedRecord(
+            key=task.key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
+            row_id=task.row_id, source_id=task.source_id, row_number=task.row_number,
+            stage=STAGE_OF[decision.reason], reason=decision.reason, detail=decision.detail, attempts=max(1, sent),
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )  # fmt: skip
+
+

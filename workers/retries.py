@@ -1,0 +1,56 @@
+"""What a failed attempt means for its row: a pure function of the fault and of what the row went through before.
+
+Three owners: the row is rejected, the endpoint costs the row nothing, our own faults halt the run.
+"""
+
+from dataclasses import dataclass
+
+from app.errors import USAGE
+from app.reasons import Reason
+from app.sglang.faults import Fault, FaultKind, Owner
+
+#: Charged attempts after which a row is given up.
+MOST_CHARGES = 3
+_REASONS = {FaultKind.TOO_LONG: Reason.TOO_LONG, FaultKind.BAD_IDS: Reason.IDS_OUT_OF_VOCABULARY}
+_BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again, after a pause; `charged` counts against the row."""
+
+    after_seconds: float
+    charged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Give the row up with a reason."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop the run before it rejects every row for a fault of ours."""
+
+    exit_code: int
+    message: str
+
+
+def decide(fault: Fault, charges: int, attempts: int, endpoint_serves_others: bool) -> Again | Reject | Halt:
+    """What follows a fault.
+
+    charges: charged attempts so far. attempts: requests of this delivery so far, this one included.
+    endpoint_serves_others: the same endpoint goes on answering other requests, so the row may be to blame.
+    """
+    if fault.fatal_for_run:
+        return Halt(USAGE, f"{fault.detail}.")
+    if fault.owner is Owner.ROW:
+        return Reject(_REASONS.get(fault.kind, Reason.REFUSED), fault.detail)
+    charged = fault.chargeable and endpoint_serves_others and not fault.pressure
+    if charged and charges + 1 >= MOST_CHARGES:
+        return Reject(Reason.ATTEMPTS_EXHAUSTED, f"{MOST_CHARGES} attempts failed, the last one: {fault.detail}")
+    pause = _BACKOFF_SECONDS[min(attempts - 1, len(_BACKOFF_SECONDS) - 1)]
+    return Again(max(pause, fault.retry_after_seconds or 0.0), charged)
