@@ -33,7 +33,11 @@ def _type_check(hint: Any) -> Callable[[Any], bool]:
 def _is_ids(value: Any) -> bool:
     if type(value) is not list or not set(map(type, value)) <= {int}:  # a bool is no id
         return False
-    return not value or 0 <= min(value) <= max(value) < 2**31
+    try:
+        array("I", value)
+    except OverflowError:  # below 0, or beyond 32 bits
+        return False
+    return True
 
 
 def _schema(record: type) -> Schema:
@@ -139,5 +143,5 @@ def hash_of_sample(prompt_ids: list[int], output_ids: list[int], finish_reason: 
     """16 bytes that stand for what a sample must hold: both parts, where they meet, and how it ended."""
     digest = blake2b(f"{len(prompt_ids)} {finish_reason}\0".encode(), digest_size=16)
     for ids in (prompt_ids, output_ids):
-        digest.update(array("q", ids).tobytes())
+        digest.update(array("I", ids))
     return digest.digest()

@@ -33,6 +33,7 @@ from producers.shapes import ShapeOptions, conversation_of
 log = logging.getLogger(__name__)
 _CHUNK_ROWS = 64
 _RECONCILE_SECONDS = 20.0
+_SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
 Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
@@ -112,6 +113,7 @@ class Producer:
         self._reader = _Reader(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._outstanding: set[str] = set()
+        self._again_at = 0.0
 
     def run(self, *, wait: bool = True) -> None:
         """Enqueue everything missing; with `wait`, stay until nothing is pending. Raises Stopped."""
@@ -119,7 +121,7 @@ class Producer:
             self._publish_run()
             self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
-            self._conveyor.send_again(self._names)
+            self._send_again()
             self._pass()
             while wait and not self._complete():
                 self._pass()
@@ -181,18 +183,16 @@ class Producer:
 
     def _complete(self) -> bool:
         """Wait until nothing is pending (True), or Redis has lost rows (False): then another pass finds them."""
-        reconcile_at, lost_before = time.monotonic() + _RECONCILE_SECONDS, False
+        sweep_at, lost_before = time.monotonic() + _RECONCILE_SECONDS, False
         while True:
             self._tick()
             known = self._conveyor.count_outstanding(self._names)  # before the ledger is asked: never too many lost
             pending = self._ledger.pending_total()
             if pending == 0:
                 return True
-            if time.monotonic() >= reconcile_at:
-                reconcile_at = time.monotonic() + _RECONCILE_SECONDS
+            if time.monotonic() >= sweep_at:
+                sweep_at = time.monotonic() + _RECONCILE_SECONDS
                 self._publish_run()
-                if again := self._conveyor.send_again(self._names):
-                    log.warning("sent_again %d tasks that nobody worked on", again)
                 lost = pending > known
                 if lost and lost_before:
                     log.warning("rows_lost_by_redis: %d pending, %d known; reading the input again", pending, known)
@@ -200,9 +200,18 @@ class Producer:
                 lost_before = lost
             time.sleep(_LOOK_SECONDS)
 
+    def _send_again(self) -> None:
+        """Every few seconds, also while reading: messages for keys whose worker died, or that got lost."""
+        if time.monotonic() < self._again_at:
+            return
+        self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
+        if again := self._conveyor.send_again(self._names):
+            log.warning("sent_again %d tasks that nobody worked on", again)
+
     def _tick(self) -> None:
         if self._stopped():
             raise Stopped
+        self._send_again()
 
 
 def shape_options(settings: RunSettings) -> ShapeOptions:

@@ -7,6 +7,7 @@ in the files are acknowledged unwritten, raw lines with neither sample nor rejec
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from redis.exceptions import ResponseError
 from app.errors import StorageError
 from app.jsonl import Appender, read_at
 from app.ledger import Committed, Ledger, State
+from app.lock import HEARTBEAT_SECONDS
 from app.packing import decompress
 from app.records import RejectedRecord, ResponseRecord, Sample, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
@@ -44,6 +46,8 @@ class Collector:
         self._files: dict[tuple[str, str], Appender] = {}
         self._ledger = Ledger.open(rundir)
         self.stopping = threading.Event()
+        self.heartbeat: Callable[[], None] = lambda: None  #: renews the writer lock, for other hosts to see
+        self._beat_at = 0.0
         self._dirty = True  #: files may hold more than the ledger knows
         self.trouble: str | None = None  #: what is being waited for, in a sentence
 
@@ -54,6 +58,7 @@ class Collector:
         self._drain_stream("0")  # handed to an earlier collector and not acknowledged
         while not self.stopping.is_set():
             self._drain_stream(">", block=True)
+            self._beat()
         self._drain_stream(">")
         self.close()
 
@@ -83,6 +88,11 @@ class Collector:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beat_at >= HEARTBEAT_SECONDS:
+            self._beat_at = time.monotonic()
+            self.heartbeat()
 
     def _make_group(self) -> None:
         def make() -> None:

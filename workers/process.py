@@ -17,17 +17,18 @@ from celery.exceptions import Reject, SecurityWarning
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
 from workers.context import WorkerContext, WorkerSettings
+from workers.delivery import Delivery
 from workers.generate import HandBack, generate
 from workers.pool import LoopPool, loop, wait_for
-from workers.visibility import VisibilityHeartbeat
 
 log = logging.getLogger(__name__)
 
 
 def run_worker(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop. Returns its exit code."""
+    logging.getLogger("celery.app.trace").setLevel(logging.ERROR)  # a task handed back is no news
     celery = make_app(settings.redis_url)
-    celery.steps["consumer"].add(VisibilityHeartbeat)
+    celery.steps["consumer"].add(Delivery)
     context = asyncio.run_coroutine_threadsafe(_make_context(settings), loop()).result()
     _register_task(celery, context)
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import click
 from pydantic import SecretStr
 
 from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
+from app.lock import Held, hold
 from app.rundir import RunDir
 from app.settings import json_option, load_settings, settings_of
 
@@ -27,19 +27,18 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
-    from app.lock import hold
     from producers.enqueue import is_complete
 
     api_key = take_api_key(values)
     settings = checked(values)
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
-    with hold(rundir.lock, "headrace run"):
+    with hold(rundir.lock, "running this directory") as held:
         prepared = prepare(settings)
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
         with View(line_seconds) as view:
-            supervisor = Supervisor(prepared, view, api_key)
+            supervisor = Supervisor(prepared, view, held, api_key)
             code = supervisor.run()
         click.echo(render_table(supervisor.final), nl=False)
         return code
@@ -58,7 +57,6 @@ def _show_complete(prepared) -> int:
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
     from app.cli.prepare import make_directory, meet_endpoints, prepare
-    from app.lock import hold
     from app.store.connection import check, connect, translated
 
     api_key = take_api_key(values)
@@ -67,7 +65,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
     log_to(None)
     rundir = make_directory(settings.out)
-    with hold(rundir.lock, "headrace enqueue"):
+    with hold(rundir.lock, "enqueueing this directory"):
         prepared = prepare(settings)
         client = connect(settings.redis)
         with translated(settings.redis):
@@ -120,6 +118,7 @@ def worker_command(
     """`headrace worker`."""
     from app.lanes import Lane
     from app.store.connection import check, connect, translated
+    from app.store.names import worker_name
     from workers.context import WorkerSettings
     from workers.process import run_worker
 
@@ -131,7 +130,7 @@ def worker_command(
         check(client, redis_url)
     client.close()
     key = SecretStr(api_key) if api_key else None
-    full_name = f"{name or uuid.uuid4().hex[:8]}@{platform.node() or 'localhost'}"
+    full_name = worker_name(name or uuid.uuid4().hex[:8])
     return run_worker(
         WorkerSettings(
             redis_url=redis_url, name=full_name, slots=slots, lanes=lanes or tuple(lane.value for lane in Lane),
@@ -142,7 +141,6 @@ def worker_command(
 
 def collect_command(out: Path, redis_url: str | None) -> int:
     """`headrace collect`: under the writer lock, until told to stop."""
-    from app.lock import hold
     from app.manifest import read_run_file
     from app.samples import SampleFilters
     from app.store.connection import connect
@@ -159,20 +157,19 @@ def collect_command(out: Path, redis_url: str | None) -> int:
     filters = SampleFilters(max_sample_tokens=settings.max_sample_tokens, truncated=settings.truncated)
     stop = stop_event()
     with ExitStack() as stack:
-        _hold_patiently(stack, lambda: hold(rundir.writer_lock, "headrace collect"), stop)
+        held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
         collector = Collector(rundir, connect(redis_url), run_file.run_id, filters)
-        collector.stopping = stop
+        collector.stopping, collector.heartbeat = stop, held.touch
         collector.run()
     return OK
 
 
-def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> None:
+def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> Held:
     """A collector that was killed a moment ago may still be going: give it some seconds."""
     deadline = time.monotonic() + 15.0
     while True:
         try:
-            stack.enter_context(lock())
-            return
+            return stack.enter_context(lock())
         except UsageError:
             if time.monotonic() > deadline or stop.wait(0.2):
                 raise

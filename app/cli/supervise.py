@@ -4,6 +4,7 @@ Whatever dies is started again; what it held is found again by the others. The s
 rows: it looks at the ledger and at Redis, shows what it sees, and ends with the exit code that says how it ended.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -20,10 +21,14 @@ from app.cli.watching import facts_of, live_of, state_of, waiting_for
 from app.errors import OK, SOME_REJECTED, HeadraceError, Incomplete, StorageError, UsageError
 from app.inventory import inventory
 from app.ledger import Ledger
+from app.lock import HEARTBEAT_SECONDS as LOCK_SECONDS
+from app.lock import Held
 from app.manifest import RunManifest
 from app.store.connection import AWAY, check, connect
-from app.store.embedded import PrivateServer, forget_holders
+from app.store.embedded import PrivateServer
+from app.store.holders import forget_all, forget_worker
 from app.store.live import RunNow, look
+from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -37,6 +42,7 @@ class Supervisor:
 
     prepared: Prepared
     view: View
+    lock: Held
     api_key: object = None
     wanted_stops: int = 0  #: 1: drain, 2: at once
     final: dict[str, Any] | None = None  #: the inventory of a complete run
@@ -45,6 +51,7 @@ class Supervisor:
     _client: redis.Redis | None = None
     _url: str = ""
     _manifest: RunManifest | None = None
+    _touched: float = 0.0
     _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
@@ -88,7 +95,7 @@ class Supervisor:
         self._client = connect(self._url)
         check(self._client, self._url)
         if self._server is not None:
-            forget_holders(self._client)
+            forget_all(self._client)
 
     def _start_children(self) -> None:
         out, settings = str(self.prepared.rundir.out), self.prepared.settings
@@ -119,7 +126,14 @@ class Supervisor:
                 if self._stopped():
                     raise Incomplete("Stopped with rows pending; the same command resumes.")
                 self._revive()
+                self._touch_lock()
                 time.sleep(_LOOK_SECONDS)
+
+    def _touch_lock(self) -> None:
+        """Other hosts on a shared filesystem see by this that we live."""
+        if time.monotonic() - self._touched >= LOCK_SECONDS:
+            self._touched = time.monotonic()
+            self.lock.touch()
 
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]
@@ -162,7 +176,19 @@ class Supervisor:
                 raise HeadraceError(f"{child.name} died {child.deaths} times in a row; see {child.log_path}.")
             if child.process is not None:
                 self.view.say(f"{child.name} ended; starting it again")
+                self._end_holds(child)
             child.start_again()
+
+    def _end_holds(self, child: Child) -> None:
+        """We saw it die: its tasks need not wait until claims and leases expire."""
+        if not child.name.startswith("worker"):
+            return
+        names = [dataset.name for dataset in self.prepared.datasets]
+        with contextlib.suppress(*AWAY):  # then they expire by themselves
+            forget_worker(self._client, worker_name(self._short_name(child)), self._manifest.run_id, names)
+
+    def _short_name(self, child: Child) -> str:
+        return f"{self.prepared.run_file.run_id}-{child.name.removeprefix('worker-')}"
 
     def _end_children(self) -> None:
         """Workers and producer first, then the collector, which writes what they published."""

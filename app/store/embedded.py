@@ -21,7 +21,6 @@ import redis
 
 from app.errors import StorageError, UsageError
 from app.store.connection import AWAY, connect
-from app.store.keys import EPOCH, PREFIX
 
 _START_SECONDS = 60
 _ADDRESS = "address"
@@ -44,7 +43,8 @@ class PrivateServer:
     def start(self) -> None:
         """Start the server on the folder's AOF and wait until it has loaded. Raises StorageError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        end_leftover(self._folder)
+        if noted_address(self._folder) != self.url:  # ours died: its socket's folder is used again
+            end_leftover(self._folder)
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [server_binary(), *self._options()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -93,20 +93,6 @@ class PrivateServer:
             except AWAY:
                 time.sleep(0.02)
         raise StorageError(f"The private Redis gave no answer in {_START_SECONDS} s; see {self._folder}/server.log.")
-
-
-def forget_holders(client: redis.Redis) -> None:
-    """On a private server that nobody uses yet: end what dead processes held, so that work goes on at once.
-
-    Messages are sent again from their payloads; leases, claims and open breakers of the last run mean nothing now.
-    """
-    dead = [
-        key for pattern in ("endpoint:*", "run:*:claims:*", "run:*:holders:*", "worker*", "celery:*")
-        for key in client.scan_iter(PREFIX + pattern, count=1000)
-    ]  # fmt: skip
-    for start in range(0, len(dead), 1000):
-        client.delete(*dead[start : start + 1000])
-    client.set(EPOCH, 0)
 
 
 def noted_address(folder: Path) -> str | None:

@@ -24,6 +24,7 @@ class FileThatIsTorn(RuleBasedStateMachine):
         self.writer: Appender | None = None
         self.written: list[tuple[int, dict]] = []  # what append returned for: (offset, record)
         self.torn = False
+        self.unfinished = (0, b"")  # where the bytes without a newline at the end begin, and what they are
         self.number = 0
 
     def teardown(self):
@@ -37,7 +38,7 @@ class FileThatIsTorn(RuleBasedStateMachine):
         """Opening cuts exactly what is torn."""
         self.writer = Appender(self.path)
         assert (self.writer.cut is not None) == self.torn
-        self.torn = False
+        self.torn, self.unfinished = False, (0, b"")
 
     @precondition(lambda self: self.writer is not None)
     @rule(texts=st.lists(TEXT, max_size=4))
@@ -68,12 +69,19 @@ class FileThatIsTorn(RuleBasedStateMachine):
                 break
             self.written.append((start, orjson.loads(line)))
             part, start = part[len(line) :], start + len(line)
-        self.torn = bool(part)
+        self.torn, self.unfinished = bool(part), (start, part)
 
     @precondition(lambda self: self.writer is None)
     @rule(junk=st.sampled_from([b"\0" * 300, b"\n\n", b'{"number":\n', b"\n\0\n", b"{}x\n\n"]))
     def scribble_on_the_end(self, junk):
-        """NULs and halves of records after the last line, with or without newlines."""
+        """NULs and halves of records after the last line, with or without newlines.
+
+        A record that lacked nothing but its newline is whole if it gets one.
+        """
+        offset, part = self.unfinished
+        if junk.startswith(b"\n") and is_whole(part):
+            self.written.append((offset, orjson.loads(part)))
+        self.unfinished = (0, b"")
         with self.path.open("ab") as file:
             file.write(junk)
         self.torn = True

@@ -110,6 +110,15 @@ def test_the_input_may_change_between_passes(ledger, second, rows, tokenized, or
     assert (only(ledger).tokenized, only(ledger).orphans) == (3, 0)
 
 
+def test_a_row_that_moved_is_remembered_where_it_stands_now(ledger):
+    """File and number of the newest pass, for whoever has to find the row again."""
+    read(ledger, DIGESTS[:2])
+    read(ledger, [DIGESTS[5], *DIGESTS[:2]])
+    assert {one.row_id: one.number for one in ledger.missing("chat", 9)} == {
+        DIGESTS[5]: 1, DIGESTS[0]: 2, DIGESTS[1]: 3,
+    }  # fmt: skip
+
+
 def test_a_pass_that_was_broken_off_leaves_nothing_behind(ledger, rundir):
     """The next process starts a pass anew: the same row ids, and rows of the broken pass are gone if unseen."""
     read(ledger, [*DIGESTS, DIGESTS[0]], end=False)
@@ -313,6 +322,7 @@ def test_a_file_that_is_not_the_one_it_was_is_read_from_its_beginning(ledger, ru
     [
         b"garbage\n", b"\0\0\0\n", b"\n", b"[]\n", b'{"id":1}\n',
         lambda line: line[:200] + b"\n",
+        lambda line: line[:-40] + b"\n",
         lambda line: line[:400] + line,  # two records on one line
         lambda line: line.replace(b'"an answer"', b'"an \0\0\0wer"'),
         lambda line: line.replace(b'"chat:', b'"foreign:'),
@@ -362,8 +372,9 @@ def test_a_completion_of_several_turns_counts_when_all_its_turns_are_there(ledge
     assert (only(ledger).tokenized, only(ledger).samples, only(ledger).pending) == (1, 3, 0)
 
 
-def test_two_ledgers_may_read_the_same_files_at_once(rundir):
+def test_two_ledgers_may_read_the_same_files_at_once(rundir, monkeypatch):
     """What both read is counted once."""
+    monkeypatch.setattr("app.ledger.files.CHUNK_LINES", 3)  # many short transactions, to meet each other
     write_completed(rundir, *[response(a_row(n)) for n in range(60)])
     ready = threading.Barrier(4)
 

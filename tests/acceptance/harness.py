@@ -1,0 +1,116 @@
+"""Real runs in real processes: start one, look into it, kill parts of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.belt import ROOT, until
+
+DEMO = ROOT / "app" / "demo_data"
+TOKENIZER = DEMO / "tokenizer"
+#: Ids that the demo tokenizer can decode.
+IDS = {"id_low": 256, "id_high": 4000, "tokenizer_dir": str(TOKENIZER)}
+
+
+@dataclass
+class Run:
+    """A `headrace run` process and its directory."""
+
+    out: Path
+    process: subprocess.Popen
+    log: Path
+
+    def child(self, *words: str) -> psutil.Process:
+        """The child process whose command line holds these words."""
+        return until(lambda: self._child(words), what=f"a child with {words}")
+
+    def _child(self, words: tuple[str, ...]) -> psutil.Process | None:
+        for child in self.everything()[1:]:
+            try:
+                line = " ".join(child.cmdline())
+            except psutil.Error:
+                continue
+            if all(word in line for word in words):
+                return child
+        return None
+
+    def everything(self) -> list[psutil.Process]:
+        """The process and all below it."""
+        try:
+            me = psutil.Process(self.process.pid)
+            return [me, *me.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def lines(self, name: str = "raw_responses.jsonl") -> int:
+        """Whole lines of a file over all datasets."""
+        return sum(path.read_bytes().count(b"\n") for path in self.out.glob(f"*/{name}"))
+
+    def wait(self, seconds: float = 90.0) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self.text()}") from None
+
+    def text(self) -> str:
+        """What it said, and its processes' logs."""
+        logs = [self.log, *sorted((self.out / ".headrace" / "logs").glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())
+
+
+@contextmanager
+def run(out: Path, *arguments: str, command: str = "run") -> Iterator[Run]:
+    """Start `headrace run`; whatever is left of it at the end is killed."""
+    log = out.parent / f"{out.name}.talk"
+    with log.open("ab") as talk:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli.main", command, "--out", str(out), *map(str, arguments)], cwd=ROOT,
+            stdout=talk, stderr=talk, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, "HEADRACE_LOG_LEVEL": "INFO"},
+        )  # fmt: skip
+    started = Run(out, process, log)
+    try:
+        yield started
+    finally:
+        for left in started.everything():
+            try:
+                left.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+        process.wait()
+
+
+def headrace(*arguments: object, timeout: float = 60.0) -> subprocess.CompletedProcess:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli.main", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
+        timeout=timeout, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def ids(out: Path, name: str = "raw_responses.jsonl") -> list[str]:
+    """The ids in a file over all datasets, in order."""
+    return [json.loads(line)["id"] for path in sorted(out.glob(f"*/{name}")) for line in path.open("rb")]
+
+
+def verified(out: Path) -> dict:
+    """The report of `verify`, which must be clean."""
+    done = headrace("verify", out, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def status(out: Path) -> dict:
+    """The inventory."""
+    done = headrace("status", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

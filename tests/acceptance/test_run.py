@@ -1,0 +1,164 @@
+"""`headrace run` as its user meets it: real files, real processes, simulated servers; parts of it killed on the way."""
+
+import os
+import signal
+
+import pytest
+
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, ids, run, status, verified
+from tests.belt import ROOT, until
+
+DATA = ROOT / "tests" / "data" / "datasets"
+INPUTS = (DEMO / "gsm8k.jsonl", DEMO / "glaive_tools.json")
+ROWS = 240
+STEADY = SimulatorConfig(**IDS, output_mean=40, step_seconds=0.02, max_total_num_tokens=24_000)
+
+
+def arguments(*urls: str) -> list[object]:
+    """Of a run over both bundled datasets."""
+    endpoints = [word for url in urls for word in ("--endpoint", url)]
+    return [*INPUTS, *endpoints, "--tokenizer", TOKENIZER, "--max-new-tokens", 128]
+
+
+@pytest.fixture(scope="module")
+def two_endpoints():
+    """Two simulated servers that all runs of this module use."""
+    with running_simulator(STEADY) as one, running_simulator(STEADY) as two:
+        yield one, two
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_endpoints, tmp_path_factory):
+    """Ids of a run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
+        assert started.wait() == 0, started.text()
+    found = ids(out)
+    assert len(found) == len(set(found)) == ROWS
+    return set(found)
+
+
+def assert_whole(out, undisturbed):
+    """Every id once, and the same ids as without disturbance."""
+    found = ids(out)
+    assert len(found) == len(set(found))
+    assert set(found) == undisturbed
+    assert verified(out)
+
+
+def test_mixed_files_run_once_and_again_sends_nothing(two_endpoints, tmp_path):
+    """Seven files of seven formats; blns holds empty rows: exit 5; the same again: exit 5 and not one request."""
+    named = {
+        "gsm8k": "gsm8k.jsonl", "glaive": "glaive_toolcall.json", "mt_bench": "mt_bench.jsonl",
+        "humaneval": "humaneval.jsonl.gz", "arena": "arena_hard.jsonl", "arith": "arith.parquet", "blns": "blns.json",
+    }  # fmt: skip
+    words = [f"{name}={DATA / file}" for name, file in named.items()]
+    words += [word for endpoint in two_endpoints for word in ("--endpoint", endpoint.url)]
+    words += ["--tokenizer", str(TOKENIZER), "--max-new-tokens", "64"]
+    out = tmp_path / "out"
+    with run(out, *words) as started:
+        assert started.wait() == 5, started.text()
+    shown = status(out)
+    totals = shown["totals"]
+    assert shown["complete"]
+    assert totals["rows"] == totals["tokenized"] + totals["rejected"]
+    assert totals["pending"] == totals["orphans"] == 0
+    assert set(totals["rejected_by_reason"]) == {"empty_prompt"}
+    assert {one["dataset"] for one in shown["datasets"]} == set(named)
+    assert verified(out)
+    before = [endpoint.stats()["requests"] for endpoint in two_endpoints]
+    with run(out, *words) as again:
+        assert again.wait(30) == 5, again.text()
+    assert [endpoint.stats()["requests"] for endpoint in two_endpoints] == before
+
+
+@pytest.mark.parametrize("victim", [("worker",), ("collect",), ("produce",), ("valkey-server",)], ids=lambda v: v[0])
+def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints, undisturbed, tmp_path):
+    """SIGKILL of each process in mid-run: the run goes on by itself and ends complete."""
+    out = tmp_path / "out"
+    with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
+        until(lambda: started.lines() > 30, what="lines on disk")
+        started.child(*victim).send_signal(signal.SIGKILL)
+        assert started.wait() == 0, started.text()
+    assert_whole(out, undisturbed)
+
+
+def test_everything_killed_at_once_resumes(two_endpoints, undisturbed, tmp_path):
+    """SIGKILL of the whole run, twice; then the same command completes it."""
+    out = tmp_path / "out"
+    words = arguments(*(endpoint.url for endpoint in two_endpoints))
+    for least in (20, 90):
+        with run(out, *words) as started:
+            until(lambda started=started, least=least: started.lines() > least, what="lines on disk")
+            for process in started.everything():
+                process.send_signal(signal.SIGKILL)
+    with run(out, *words) as started:
+        assert started.wait() == 0, started.text()
+    assert_whole(out, undisturbed)
+
+
+def test_the_supervisor_alone_killed_takes_everything_with_it(two_endpoints, undisturbed, tmp_path):
+    """SIGKILL of the supervisor: its children end by themselves, and the same command may start at once."""
+    out = tmp_path / "out"
+    words = arguments(*(endpoint.url for endpoint in two_endpoints))
+    with run(out, *words) as started:
+        until(lambda: started.lines() > 20, what="lines on disk")
+        children = started.everything()[1:]
+        os.kill(started.process.pid, signal.SIGKILL)
+        started.process.wait()
+        with run(out, *words) as again:
+            assert again.wait() == 0, again.text()
+        until(lambda: not any(child.is_running() for child in children), what="no orphan is left")
+    assert_whole(out, undisturbed)
+
+
+def test_endpoint_crashes_cost_nothing_but_time(undisturbed, tmp_path):
+    """Three crashes of an endpoint on the way: complete, nothing rejected."""
+    out = tmp_path / "out"
+    with running_simulator(STEADY) as one, running_simulator(STEADY) as two:
+        one.faults(crash_after_completions=10, crashes_left=3, freeze_seconds=0.3, down_seconds=1.0)
+        with run(out, *arguments(one.url, two.url)) as started:
+            assert started.wait() == 0, started.text()
+        assert one.stats()["crashes"] >= 2
+    assert_whole(out, undisturbed)
+
+
+def test_ctrl_c_drains_and_the_same_command_resumes(two_endpoints, undisturbed, tmp_path):
+    """SIGINT: running requests finish, the rest goes back, exit 3; then the same command completes the run."""
+    out = tmp_path / "out"
+    words = arguments(*(endpoint.url for endpoint in two_endpoints))
+    with run(out, *words) as started:
+        until(lambda: started.lines() > 20, what="lines on disk")
+        started.process.send_signal(signal.SIGINT)
+        assert started.wait(40) == 3, started.text()
+        assert not started.everything()
+    shown = status(out)
+    assert shown["run"]["state"] == "stopped"
+    assert shown["totals"]["rows"] == ROWS
+    with run(out, *words) as started:
+        assert started.wait() == 0, started.text()
+    assert_whole(out, undisturbed)
+
+
+def test_a_second_run_on_the_directory_is_refused_by_name_of_the_holder(two_endpoints, tmp_path):
+    """Exit 2, a sentence with host and pid of the holder; the first run is not disturbed."""
+    out = tmp_path / "out"
+    words = arguments(*(endpoint.url for endpoint in two_endpoints))
+    with run(out, *words) as started:
+        until(lambda: started.lines() > 5, what="lines on disk")
+        second = headrace("run", "--out", out, *words)
+        assert second.returncode == 2
+        assert str(started.process.pid) in second.stderr
+        assert started.wait() == 0, started.text()
+
+
+def test_another_recipe_is_refused_with_the_difference(two_endpoints, undisturbed, tmp_path):
+    """Started again with another temperature: exit 6 and what differs."""
+    out = tmp_path / "out"
+    words = [*arguments(two_endpoints[0].url), "--limit", 3]
+    with run(out, *words) as started:
+        assert started.wait() == 0, started.text()
+    other = headrace("run", "--out", out, *words, "--temperature", 0.3)
+    assert other.returncode == 6
+    assert "temperature: 1.0 → 0.3" in other.stderr
