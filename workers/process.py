@@ -6,8 +6,10 @@ second Ctrl-C, stops at once. Either way everything unfinished is back in the qu
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import logging
 import os
+import resource
 import signal
 import warnings
 
@@ -24,8 +26,26 @@ from workers.pool import LoopPool, loop, wait_for
 log = logging.getLogger(__name__)
 
 
+_OTHER_FILES = 100  # Redis, logs, the loop: everything that is no connection to an endpoint
+
+
+def open_files_for(slots: int) -> int:
+    """Raise the limit of open files as far as `slots` connections need; returns the slots that are possible."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = slots + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return slots
+    possible = max(1, soft - _OTHER_FILES)
+    log.warning("slots_lowered from %d to %d: this machine allows %d open files (ulimit -n)", slots, possible, soft)
+    return possible
+
+
 def run_worker(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop. Returns its exit code."""
+    settings = dataclasses.replace(settings, slots=open_files_for(settings.slots))
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)  # a task handed back is no news
     celery = make_app(settings.redis_url)
     celery.steps["consumer"].add(Delivery)
@@ -43,7 +63,7 @@ def run_worker(settings: WorkerSettings) -> int:
     warnings.filterwarnings("ignore", category=SecurityWarning)  # containers run as root; messages are JSON, not pickle
     worker = celery.Worker(
         hostname=settings.name, pool=LoopPool, concurrency=settings.slots,
-        queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=True,
+        queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
     try:
