@@ -52,7 +52,9 @@ class Conveyor:
         self.trouble: str | None = None
 
     def put(self, parcels: list[Parcel]) -> None:
-        """Send tasks, waiting while their lanes are full. Raises Stopped."""
+        """Send tasks, waiting while their lanes are full; what was set aside goes first. Raises Stopped."""
+        for lane in Lane:
+            self._refill(lane)
         waiting: dict[Lane, list[Parcel]] = defaultdict(list)
         for parcel in parcels:
             waiting[parcel.lane].append(parcel)

@@ -1,0 +1,127 @@
+"""The producer's end of Redis: marks that hold, lanes that do not starve each other, keys that are sent once."""
+
+import threading
+
+import pytest
+
+from app.celery_app import make_app
+from app.lanes import Lane
+from app.packing import pack_task
+from app.records import Task
+from app.store.keys import CELERY_PREFIX, RunKeys
+from producers.conveyor import Conveyor, Stopped
+from producers.rendering import Parcel
+from tests.belt import until
+
+KEYS = RunKeys("run1")
+
+
+def parcels(lane: Lane, first: int, count: int) -> list[Parcel]:
+    """Tasks whose own lengths put them in this lane."""
+    allowance = 64 if lane is Lane.SHORT else 100_000
+    prompt = [1, 2, 3] if lane is Lane.SHORT else [1] * 9000
+    found = []
+    for number in range(first, first + count):
+        task = Task(
+            key=f"{number:032x}", dataset="d", row_id=f"{number:024x}", source_id="", row_number=number, turn=0,
+            turns=1, completion_index=0, max_new_tokens=allowance, prompt_token_ids=prompt,
+        )  # fmt: skip
+        found.append(Parcel(task.key, task.id, "d", number, lane, pack_task(task)))
+    return found
+
+
+def queued(client, lane: Lane) -> int:
+    return client.llen(CELERY_PREFIX + lane.queue)
+
+
+@pytest.fixture
+def stop():
+    """Set to make a waiting conveyor give up."""
+    return threading.Event()
+
+
+@pytest.fixture
+def conveyor(redis_client, redis_url, stop):
+    """With a mark of 20 tasks a lane."""
+    return Conveyor(redis_client, make_app(redis_url), "run1", 20, stop.is_set)
+
+
+def in_background(action):
+    """Run it in a thread; returns the thread and a list that gets what it raised."""
+    raised: list[Exception] = []
+
+    def call() -> None:
+        try:
+            action()
+        except Stopped as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread, raised
+
+
+def test_a_full_lane_waits_and_goes_on_when_there_is_room(conveyor, redis_client):
+    """Never more than the mark in a lane; what waited is sent when the lane is emptied."""
+    conveyor.put(parcels(Lane.LONG, 100, 20))  # the other lane is not hungry, so nothing is set aside for it
+    thread, _ = in_background(lambda: conveyor.put(parcels(Lane.SHORT, 0, 50)))
+    until(lambda: queued(redis_client, Lane.SHORT) == 20)
+    seen = 20
+    while seen < 50:
+        assert queued(redis_client, Lane.SHORT) <= 20
+        seen += len(redis_client.lpop(CELERY_PREFIX + Lane.SHORT.queue, 20) or [])
+    thread.join(20)
+    assert not thread.is_alive()
+    assert queued(redis_client, Lane.LONG) == 20
+
+
+def test_a_full_lane_does_not_starve_the_other(conveyor, redis_client):
+    """Long tasks beyond the mark are set aside while short ones are wanted, and come back when there is room."""
+    conveyor.put(parcels(Lane.LONG, 0, 60))
+    assert queued(redis_client, Lane.LONG) == 20
+    conveyor.put(parcels(Lane.SHORT, 100, 5))
+    assert queued(redis_client, Lane.SHORT) == 5
+    thread, _ = in_background(conveyor.put_aside_back)
+    taken = 0
+    while taken < 60:
+        taken += len(redis_client.lpop(CELERY_PREFIX + Lane.LONG.queue, 20) or [])
+    thread.join(20)
+    assert not thread.is_alive()
+    assert redis_client.hlen(KEYS.payload("d")) == 65
+
+
+def test_a_stop_ends_the_wait(conveyor, stop, redis_client):
+    """A producer that waits for room leaves when it is told to."""
+    conveyor.put(parcels(Lane.LONG, 100, 20))
+    thread, raised = in_background(lambda: conveyor.put(parcels(Lane.SHORT, 0, 50)))
+    until(lambda: queued(redis_client, Lane.SHORT) == 20)
+    stop.set()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+
+
+def test_a_key_that_redis_knows_is_not_sent_again(conveyor, redis_client):
+    """Sending twice leaves one payload and one message."""
+    conveyor.put(parcels(Lane.SHORT, 0, 5))
+    conveyor.put(parcels(Lane.SHORT, 3, 5))
+    assert redis_client.hlen(KEYS.payload("d")) == queued(redis_client, Lane.SHORT) == 8
+
+
+def test_lost_messages_are_sent_again_and_live_ones_are_not(conveyor, redis_client):
+    """While a message waits nothing is sent again; when the lanes are empty, every payload gets a message."""
+    conveyor.put(parcels(Lane.SHORT, 0, 7))
+    assert conveyor.send_again(["d"]) == 0
+    redis_client.delete(CELERY_PREFIX + Lane.SHORT.queue)
+    assert conveyor.send_again(["d"]) == 7
+    assert queued(redis_client, Lane.SHORT) == 7
+
+
+def test_a_task_message_is_small_and_readable(conveyor, redis_client):
+    """About 1 KB, without the prompt; Flower shows dataset and row, and the id people know."""
+    (parcel,) = parcels(Lane.LONG, 7, 1)
+    conveyor.put([parcel])
+    message = redis_client.lindex(CELERY_PREFIX + Lane.LONG.queue, 0)
+    assert len(message) < 1500
+    assert b'"argsrepr": "d row 7"' in message
+    assert f'"id": "{parcel.task_id}"'.encode() in message
