@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-from app.records import Task
-
 #: SGLang's own estimate of an output nobody has measured yet (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION).
 EXPECTED_OUTPUT_CLIP = 4096
 #: From this expected footprint on, a prompt is long.
@@ -31,8 +29,3 @@ def lane_of(num_prompt_tokens: int, max_new_tokens: int) -> Lane:
     """The lane of a prompt, by what it is expected to hold in the KV pool at its end."""
     footprint = num_prompt_tokens + expected_output_tokens(max_new_tokens)
     return Lane.LONG if footprint >= LONG_FROM_TOKENS else Lane.SHORT
-
-
-def lease_weight(task: Task) -> int:
-    """KV tokens a request holds on average while it runs: its prompt and half of what it is expected to make."""
-    return len(task.prompt_token_ids) + expected_output_tokens(task.max_new_tokens) // 2

@@ -98,6 +98,7 @@ class RunManifest(Strict):
     concurrency: int = -1  #: ceilings of requests per endpoint; -1: none
     short_concurrency: int = -1
     long_concurrency: int = -1
+    requests_per_minute: int = -1  #: per endpoint, over all workers; -1: no limit
     request_timeout_seconds: float = 3600.0
 
     @property

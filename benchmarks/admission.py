@@ -1,15 +1,16 @@
 """What admission by predicted peak costs or saves against feeding everything at once, without tuning.
 
-    python benchmarks/admission.py [PROMPTS]
+    python benchmarks/admission.py [PROMPTS] [SEEDS]
 
-Plays the pure rules (app/capacity) against the simulated scheduler, faster than real time: three distributions of
-lengths, the server's reserve rule and free space; then an endpoint that dies above 100 running or on a full pool.
+Plays the rules of app/capacity against the simulated scheduler, faster than real time: three distributions of lengths,
+on a server with SGLang's reserve rule and on one that admits by free space; then on one that dies above 100 running or
+on a full pool. `ratio` is wall time over that of everything at once on the same server made crash-free.
 """
 
 import random
 import sys
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from app.capacity import controller
 from app.capacity.lengths import Curve, bin_of, learn, remaining
@@ -17,29 +18,32 @@ from app.capacity.peak import Forecast
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
 KV_TOKENS, MAX_NEW_TOKENS = 231_120, 8192
-LOOK_SECONDS = 0.5
 DISTRIBUTIONS = {"2,700 ± 45 %": (7.9, 0.45), "heavy tail": (7.5, 1.0), "short, 150": (5.0, 0.5)}
+DOWN_SECONDS = 10.0
 
 
 @dataclass
 class Result:
     """What one play came to."""
 
-    seconds: float
-    engine: Engine
+    seconds: float = 0.0
     died: int = 0
+    recalled: int = 0
+    retractions: int = 0
     peak_running: int = 0
+    fullest: float = 0.0
     mean_use: float = 0.0
-    f: list[tuple[float, float]] = field(default_factory=list)
 
 
-def jobs(count: int, mu: float, sigma: float, seed: int = 5) -> list[Request]:
+def jobs(count: int, mu: float, sigma: float, seed: int) -> list[Request]:
     """Prompts of 500-1,800 tokens, answers of log-normal lengths."""
     rnd = random.Random(seed)
-    return [
-        Request("", rnd.randint(500, 1800), MAX_NEW_TOKENS, min(MAX_NEW_TOKENS, max(2, int(rnd.lognormvariate(mu, sigma)))))
-        for _ in range(count)
-    ]  # fmt: skip
+
+    def one(number: int) -> Request:
+        prompt, tokens = rnd.randint(500, 1800), int(rnd.lognormvariate(mu, sigma))
+        return Request(f"{number:06d}", prompt, MAX_NEW_TOKENS, min(MAX_NEW_TOKENS, max(2, tokens)))
+
+    return [one(number) for number in range(count)]
 
 
 def everything_at_once(work: list[Request], admission: str) -> Result:
@@ -51,133 +55,142 @@ def everything_at_once(work: list[Request], admission: str) -> Result:
     while (event := engine.next_event()) is not None:
         now = max(now, event)
         engine.advance(now)
-    return Result(now, engine, peak_running=engine.counters.peak_running)
+    return Result(now, retractions=engine.counters.retractions, peak_running=engine.counters.peak_running)
 
 
-class Client:
-    """All workers together: leases by predicted peak, lengths and f learned from looks."""
+class Play:
+    """All workers together against one endpoint: leases by predicted peak; lengths, pace and f learned from looks."""
 
-    def __init__(self, work: list[Request], admission: str, deadly_running: int = 0, deadly_pool: bool = False):
+    def __init__(self, work: list[Request], admission: str, *, deadly: bool = False):
         self.config = EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, admission=admission)
-        self.engine = Engine(self.config)
-        self.todo, self.held, self.now = deque(work), {}, 0.0
-        self.deadly_running, self.deadly_pool = deadly_running, deadly_pool
+        self.engine, self.deadly = Engine(self.config), deadly
+        self.now, self.todo, self.held = 0.0, deque(work), {}
         self.state, self.finished, self.curve = controller.State(), {}, None
-        self.rate, self.foreign, self.tokens_done, self.seconds_done = 0.0, 0.0, 0, 0.0
-        self.wanted = False
-        self.retractions = 0
-        self.back_at = -1.0
-        self.result = Result(0.0, self.engine)
-        self.area = self.busy = 0.0
-
-    def made(self, request: Request, now: float) -> float:
-        return min(self.rate * max(0.0, now - self.held[request]), request.max_new_tokens - 1)
-
-    def ask(self) -> None:
-        limits = controller.ceilings(self.state, self.now)
-        first = remaining(self.curve, 0, MAX_NEW_TOKENS)
-        pairs = []
-        for request in self.held:
-            made = self.made(request, self.now)
-            pairs.append((request.prompt_tokens + made, remaining(self.curve, made, request.max_new_tokens)))
-        forecast = Forecast(max([first, *(left for _, left in pairs)]), pairs)
-        budget = KV_TOKENS * limits.f
-        held_now = sum(h for h, _ in pairs) + self.foreign
-        while self.todo:
-            request = self.todo[0]
-            full = len(self.held) and (
-                forecast.peak_with(request.prompt_tokens, first) + self.foreign > budget
-                or 0 <= limits.tokens < held_now + request.prompt_tokens
-                or 0 <= limits.requests <= len(self.held)
-            )
-            if full:
-                self.wanted = True
-                return
-            self.todo.popleft()
-            self.held[request] = self.now
-            forecast.add(request.prompt_tokens, first)
-            held_now += request.prompt_tokens
-            self.engine.submit(self.now, request)
-
-    def look(self) -> None:
-        engine = self.engine
-        if self.tokens_done > 5000:
-            rate = self.tokens_done / self.seconds_done
-            self.rate = rate
-            self.tokens_done *= 0.9
-            self.seconds_done *= 0.9
-        elif engine.running:
-            self.rate = engine.throughput() / len(engine.running)
-        made = [self.made(r, self.now) for r in self.held]
-        self.curve = learn(self.finished, made, MAX_NEW_TOKENS)
-        estimate = sum(r.prompt_tokens for r in self.held) + sum(made)
-        foreign = engine.used_tokens - estimate
-        if len(engine.waiting) > 0: foreign = max(0, foreign)
-        self.foreign += 0.3 * (foreign - self.foreign)
-        mean = remaining(self.curve, 0, MAX_NEW_TOKENS)
-        retr = engine.counters.retractions
-        seen = controller.Observation(
-            leases=len(self.held), wanted=self.wanted and bool(self.todo), running=len(engine.running),
-            waiting=len(engine.waiting), used_tokens=engine.used_tokens, kv_tokens=KV_TOKENS,
-            throughput=engine.throughput(), retractions=retr - self.retractions,
-            generation_seconds=mean / self.rate if self.rate else 10.0,
-        )  # fmt: skip
-        self.retractions = retr
-        self.wanted = False
-        self.state = controller.observe(self.state, seen, self.now)
-        if self.todo:
-            self.area += seen.use
-            self.busy += 1
-        self.result.f.append((round(self.now, 1), round(self.state.f, 3), len(engine.running), len(engine.waiting), round(seen.use, 2), round(self.foreign)))
+        self.rate, self.foreign, self.pace = 0.0, 0.0, [0.0, 0.0, 0.0]
+        self.wanted, self.retractions, self.recall, self.uses = False, 0, [], []
+        self.result = Result()
 
     def run(self) -> Result:
+        """Play until all is done."""
         next_look = 0.0
         while self.todo or self.held:
-            event = self.engine.next_event()
-            self.now = max(self.now, min(x for x in (event, next_look) if x is not None))
+            self.now = max(self.now, min(self.engine.next_event() or next_look, next_look))
             for request in self.engine.advance(self.now):
-                self.tokens_done += request.made
-                self.seconds_done += request.finished - self.held.pop(request)
-                self.finished[bin_of(request.made)] = self.finished.get(bin_of(request.made), 0) + 1
-            if (self.deadly_running and len(self.engine.running) > self.deadly_running) or (
-                self.deadly_pool and self.engine.counters.pool_full
-            ):
-                self.die()
+                self._over(request)
+            if self.deadly and (len(self.engine.running) > 100 or self.engine.counters.pool_full):
+                self._die()
             if self.now >= next_look:
-                next_look = self.now + LOOK_SECONDS
-                self.look()
-            self.ask()
+                next_look = self.now + controller.LOOK_SECONDS
+                self._look()
+            self._ask()
             self.result.peak_running = max(self.result.peak_running, len(self.engine.running))
-        self.result.seconds, self.result.engine = self.now, self.engine
-        self.result.mean_use = self.area / max(1, self.busy)
+        counters = self.engine.counters
+        self.result.seconds, self.result.retractions = self.now, counters.retractions
+        self.result.fullest = counters.peak_used_tokens / KV_TOKENS
+        self.result.mean_use = sum(self.uses) / len(self.uses)
         return self.result
 
-    def die(self) -> None:
+    def _made(self, request: Request) -> float:
+        return max(0.0, min(self.rate * (self.now - self.held[request]), request.max_new_tokens - 1))
+
+    def _over(self, request: Request) -> None:
+        if request.outcome != "done":
+            return self._again(request)
+        seconds = self.now - self.held.pop(request)
+        self.pace = [a + b for a, b in zip(self.pace, (1, request.made, seconds), strict=True)]
+        self.finished[bin_of(request.made)] = self.finished.get(bin_of(request.made), 0) + 1
+        return None
+
+    def _again(self, request: Request) -> None:
+        request.made, request.serial, request.base, request.prefilled, request.outcome = 0, 0, 0, 0.0, ""
+        del self.held[request]
+        self.todo.appendleft(request)
+
+    def _die(self) -> None:
         self.result.died += 1
         for request in list(self.held):
-            request.made, request.serial, request.base, request.prefilled = 0, 0, 0, 0.0
-            self.todo.appendleft(request)
-        self.held.clear()
+            self._again(request)
         self.state = controller.observe(self.state, controller.Observation(open=True), self.now)
-        self.now += 10
-        self.engine = Engine(self.config)
+        self.now += DOWN_SECONDS
+        self.engine, self.retractions = Engine(self.config), 0
         self.engine.clock = self.now
-        self.retractions = 0
+
+    def _ask(self) -> None:
+        limits, first = controller.ceilings(self.state, self.now), remaining(self.curve, 0, MAX_NEW_TOKENS)
+        pairs = [_pair(request, self._made(request), self.curve) for request in self.held]
+        forecast = Forecast(max([first, *(left for _, left in pairs)]), pairs)
+        held = sum(tokens for tokens, _ in pairs) + self.foreign
+        while self.todo:
+            prompt = self.todo[0].prompt_tokens
+            if self.held and 0 <= limits.requests <= len(self.held):
+                return
+            full = forecast.peak_with(prompt, first) + self.foreign > limits.f * KV_TOKENS
+            if self.held and (full or 0 <= limits.tokens < held + prompt):
+                self.wanted = True
+                return
+            forecast.add(prompt, first)
+            held += prompt
+            self.held[self.todo[0]] = self.now
+            self.engine.submit(self.now, self.todo.popleft())
+
+    def _look(self) -> None:
+        engine, now = self.engine, self.now
+        for request in self.recall:  # what the look before decided: workers hear of it now
+            if request in self.held:
+                engine.abort(now, request.rid)
+                self.result.recalled += 1
+        self._learn()
+        seen = controller.Observation(
+            leases=len(self.held), wanted=self.wanted, running=len(engine.running), waiting=len(engine.waiting),
+            used_tokens=engine.used_tokens, kv_tokens=KV_TOKENS, throughput=engine.throughput(),
+            retractions=engine.counters.retractions - self.retractions,
+            generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
+        )  # fmt: skip
+        self.wanted, self.retractions = False, engine.counters.retractions
+        names = {request.rid: request for request in self.held}
+        leases = ((self.held[r], r.prompt_tokens + self._made(r), name) for name, r in names.items())
+        tokens = controller.overflow_tokens(self.state, seen)
+        self.recall = [names[name] for name in controller.to_recall(leases, tokens)]
+        self.state = controller.observe(self.state, seen, now)
+        if self.todo:
+            self.uses.append(seen.use)
+
+    def _learn(self) -> None:
+        self.pace = [figure * 0.98 for figure in self.pace]
+        if self.pace[0] > 2:
+            self.rate = self.pace[1] / self.pace[2]
+        elif self.engine.running:
+            self.rate = self.engine.throughput() / len(self.engine.running)
+        made = [self._made(request) for request in self.held]
+        self.curve = learn(self.finished, made, MAX_NEW_TOKENS)
+        ours = sum(request.prompt_tokens for request in self.held) + sum(made)
+        self.foreign = max(0.0, self.foreign + 0.3 * (self.engine.used_tokens - ours - self.foreign))
+
+
+def _pair(request: Request, made: float, curve: Curve | None) -> tuple[float, float]:
+    return request.prompt_tokens + made, remaining(curve, made, request.max_new_tokens)
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    for admission in ("reserve", "free_space"):
+    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    print("server      lengths       seed  at once s (retr, peak)    ratio  died  recalled  retr  peak  use  fullest")
+    for server in ("reserve", "free_space", "deadly"):
+        admission = "free_space" if server == "free_space" else "reserve"
         for name, (mu, sigma) in DISTRIBUTIONS.items():
-            base = everything_at_once(jobs(count, mu, sigma), admission)
-            mine = Client(jobs(count, mu, sigma), admission).run()
-            print(f"{admission:10} {name:14} all at once {base.seconds:6.1f} s ({base.engine.counters.retractions} retr, peak {base.peak_running}), "
-                  f"peak rule {mine.seconds:6.1f} s = {mine.seconds/base.seconds:.3f}, retr {mine.engine.counters.retractions}, peak {mine.peak_running}, use {mine.mean_use:.2f}, pool {mine.engine.counters.peak_used_tokens/KV_TOKENS:.3f} f {mine.f[len(mine.f)//4][1]} {mine.f[len(mine.f)//2][1]} {mine.f[-1][1]}")
-    for name, (mu, sigma) in DISTRIBUTIONS.items():
-      for seed in (5,6,7):
-        base = everything_at_once(jobs(count, mu, sigma, seed), "reserve")
-        mine = Client(jobs(count, mu, sigma, seed), "reserve", 100, True).run()
-        print(f"deadly {name} {seed}: {mine.died} deaths, {mine.seconds/base.seconds:.3f} peak {mine.peak_running} pool {mine.engine.counters.peak_used_tokens/KV_TOKENS:.3f} f {mine.f[len(mine.f)//4][1]} {mine.f[len(mine.f)//2][1]} {mine.f[-1][1]}")
+            for seed in range(5, 5 + seeds):
+                base = everything_at_once(jobs(count, mu, sigma, seed), admission)
+                mine = Play(jobs(count, mu, sigma, seed), admission, deadly=server == "deadly").run()
+                print(_row(server, name, seed, base, mine), flush=True)
+
+
+def _row(server: str, name: str, seed: int, base: Result, mine: Result) -> str:
+    return (
+        f"{server:10}  {name:12}  {seed:4}  {base.seconds:6.1f} ({base.retractions:4}, {base.peak_running:3})"
+        f"        {mine.seconds / base.seconds:.3f} {mine.died:5} {mine.recalled:9} {mine.retractions:5}"
+        f" {mine.peak_running:5}  {mine.mean_use:.2f}  {mine.fullest:.2f}"
+    )
+
 
 
 if __name__ == "__main__":

@@ -5,10 +5,15 @@ The decision itself is made in Redis (lease.lua), over all workers. Tasks that w
 
 import asyncio
 import itertools
+import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from app.lanes import Lane, lane_of, lease_weight
+from app.capacity.controller import QUEUE_AIM
+from app.capacity.lengths import kind_of
+from app.capacity.share import Share
+from app.lanes import Lane, lane_of
 from app.manifest import RunManifest
 from app.records import Task
 from app.store import keys
@@ -22,19 +27,34 @@ from workers.holdings import HEARTBEAT_SECONDS, HOLD_TTL_MS, Holdings, Lease
 SETTLE_MS = int(2 * HEARTBEAT_SECONDS * 1000)
 #: Where an endpoint tells nothing about itself and the user gave no --concurrency.
 UNKNOWN_CONCURRENCY = 64
+#: The first in its lane reserves a place after so long: others fit in while it does not.
+URGENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1  # other workers' releases are seen this late
 _POLL_DOWN_SECONDS = 1.0
-_GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision
-_ASK_LEAST, _ASK_MOST = 32, 512
+_GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
+_GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more leases there are
+_ASK_LEAST, _ASK_MOST = 8, 64
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
+    number: int
     lease_id: str
     lane: Lane
-    weight: int
+    kind: str
+    prompt_tokens: int
+    allowance: int
     may: tuple[str, ...]
     future: asyncio.Future
+    first_since: float | None = None  #: when it became the first of its lane
+
+    def urgent(self) -> bool:
+        """Whether it has been the first of its lane for long."""
+        return self.first_since is not None and time.monotonic() - self.first_since > URGENT_SECONDS
+
+    def share(self, granted_ms: int) -> Share:
+        """What its lease says of it."""
+        return Share(self.lane.value, self.prompt_tokens, self.allowance, granted_ms, self.kind)
 
 
 @dataclass(slots=True)
@@ -46,17 +66,27 @@ class _Room:
     ask: int = _ASK_LEAST
 
     def eldest(self) -> list[_Waiting]:
-        """Whom to ask for now: the eldest of each lane, so that neither lane hides the other."""
-        for lane, queue in self.lanes.items():
-            self.lanes[lane] = deque(waiting for waiting in queue if not waiting.future.done())
-        return [w for queue in self.lanes.values() for w in itertools.islice(queue, self.ask)]
+        """Whom to ask for now: the eldest of each lane, so that neither lane hides the other, in order of arrival."""
+        asked: list[_Waiting] = []
+        for queue in self.lanes.values():
+            while queue and queue[0].future.done():
+                queue.popleft()
+            if queue and queue[0].first_since is None:
+                queue[0].first_since = time.monotonic()
+            waiting = (w for w in queue if not w.future.done())
+            asked += itertools.islice(waiting, self.ask)
+        return sorted(asked, key=lambda waiting: waiting.number)
 
 
 class Admission:
-    """Leases for this worker's tasks."""
+    """Leases for this worker's tasks. `manifest` gives a run's present manifest: it may change while tasks wait."""
 
-    def __init__(self, courier: Courier, holdings: Holdings, endpoints: Endpoints, name: str):
+    def __init__(
+        self, courier: Courier, holdings: Holdings, endpoints: Endpoints, name: str,
+        manifest: Callable[[str], Awaitable[RunManifest | None]] | None = None,
+    ):  # fmt: skip
         self._courier, self._holdings, self._endpoints, self._name = courier, holdings, endpoints, name
+        self._manifest = manifest
         self._rooms: dict[str, _Room] = {}
         self._wake = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -64,19 +94,20 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Tasks that wait for a lease now."""
-        return sum(len(queue) for room in self._rooms.values() for queue in room.lanes.values())
+        return sum(self.waiting_in(lane) for lane in Lane)
+
+    def waiting_in(self, lane: Lane) -> int:
+        """Tasks of a lane that wait for a lease now. May be called from any thread."""
+        return sum(len(room.lanes[lane]) for room in list(self._rooms.values()))
+
+    @property
+    def held(self) -> int:
+        """Leases of this worker."""
+        return len(self._holdings.leases)
 
     async def lease(self, run: RunManifest, task: Task, avoid: str | None = None) -> Lease:
         """Wait for a share of an endpoint that can take this task. `avoid`: not this one, if another can."""
-        may = run.endpoints_for(len(task.prompt_token_ids), task.max_new_tokens) or run.endpoints
-        others = [url for url in may if url != avoid and not self._endpoints.is_open(url)]
-        waiting = _Waiting(
-            f"{self._name}:{next(self._numbers)}",
-            lane_of(len(task.prompt_token_ids), task.max_new_tokens),
-            lease_weight(task),
-            tuple(others or may),
-            asyncio.get_running_loop().create_future(),
-        )
+        waiting = self._waiting(run, task, avoid)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
         room.lanes[waiting.lane].append(waiting)
@@ -87,6 +118,16 @@ class Admission:
             if waiting.future.done() and not waiting.future.cancelled():  # granted in the same turn
                 self._holdings.release(waiting.future.result())
             raise
+
+    def _waiting(self, run: RunManifest, task: Task, avoid: str | None) -> _Waiting:
+        prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
+        may = run.endpoints_for(prompt_tokens, task.max_new_tokens) or run.endpoints
+        others = [url for url in may if url != avoid and not self._endpoints.is_open(url)]
+        lane = lane_of(prompt_tokens, task.max_new_tokens)
+        return _Waiting(
+            number, f"{self._name}:{number}", lane, kind_of(run.recipe, task.dataset, lane.value), prompt_tokens,
+            task.max_new_tokens, tuple(others or may), asyncio.get_running_loop().create_future(),
+        )  # fmt: skip
 
     def release(self, lease: Lease) -> None:
         """Give a share back; the next decision may use it."""
@@ -106,7 +147,7 @@ class Admission:
                 await asyncio.wait_for(self._wake.wait(), pause)
             except TimeoutError:
                 pass
-            await asyncio.sleep(_GATHER_SECONDS)
+            await asyncio.sleep(_GATHER_SECONDS + _GATHER_SECONDS_PER_LEASE * len(self._holdings.leases))
             self._wake.clear()
             pauses = [await self._decide(room) for room in self._rooms.values()]
             self._rooms = {run: room for run, room in self._rooms.items() if any(room.lanes.values())}
@@ -117,30 +158,29 @@ class Admission:
         asked = room.eldest()
         if not asked:
             return None
+        if self._manifest is not None:
+            room.run = await self._manifest(room.run.run_id) or room.run
         run, urls = room.run, room.run.endpoints
         names = [EndpointKeys(endpoint_key(url)) for url in urls]
         answer = await self._courier.script(
             "lease",
-            [keys.EPOCH, *(key for name in names for key in (name.leases, name.lease_info, name.open))],
-            [HOLD_TTL_MS, SETTLE_MS, len(urls), *self._ceilings(run), *self._requests(asked, urls)],
+            [keys.EPOCH, keys.EXPECTED, *(key for n in names for key in lease_keys(n))],
+            [HOLD_TTL_MS, SETTLE_MS, len(urls), *self._ceilings(run), *_requests(asked, urls)],
         )
-        settling, places = answer[0], answer[1:]
-        granted = 0
+        settling, now_ms, *places = answer
         for waiting, place in zip(asked, places, strict=True):
             if place:
-                granted += 1
-                self._grant(waiting, urls[place - 1], names[place - 1].endpoint)
+                self._grant(waiting, urls[place - 1], names[place - 1].endpoint, now_ms)
+        granted = sum(map(bool, places))
         room.ask = min(_ASK_MOST, room.ask * 2) if granted == len(asked) else max(_ASK_LEAST, granted * 2)
-        if not any(room.eldest()):
-            return None
         if settling > 0:
             return min(settling / 1000, _POLL_DOWN_SECONDS)
         if granted == len(asked):
-            return 0.0
+            return 0.0 if any(room.lanes.values()) else None
         return _POLL_DOWN_SECONDS if all(map(self._endpoints.is_open, urls)) else _POLL_SECONDS
 
-    def _grant(self, waiting: _Waiting, url: str, endpoint: str) -> None:
-        lease = Lease(waiting.lease_id, url, endpoint, f"{waiting.lane} {waiting.weight}")
+    def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
+        lease = Lease(waiting.lease_id, url, endpoint, str(waiting.share(now_ms)))
         self._holdings.leases[lease.id] = lease
         if waiting.future.done():  # its task was cancelled while Redis decided
             self._holdings.release(lease)
@@ -148,18 +188,30 @@ class Admission:
             waiting.future.set_result(lease)
 
     def _ceilings(self, run: RunManifest) -> list[int]:
+        """Five words for each endpoint; a server's own running limit is given a few more, which wait for their turn."""
         words: list[int] = []
         for url in run.endpoints:
             info = self._endpoints.info(url)
-            most = [n for n in (run.concurrency, info.max_running_requests if info else None) if n and n > 0]
+            running = info.max_running_requests if info else None
+            most = [n for n in (run.concurrency, running and running + QUEUE_AIM) if n and n > 0]
             budget = (info.kv_tokens if info else None) or -1
             ceiling = min(most) if most else (-1 if budget > 0 else UNKNOWN_CONCURRENCY)
-            words += [ceiling, run.short_concurrency, run.long_concurrency, budget]
+            per_minute = run.requests_per_minute
+            words += [ceiling, run.short_concurrency, run.long_concurrency, budget, per_minute]
         return words
 
-    def _requests(self, asked: list[_Waiting], urls: list[str]) -> list[str | int]:
-        return [
-            word
-            for w in asked
-            for word in (w.lease_id, w.lane.value, w.weight, "".join("1" if url in w.may else "0" for url in urls))
-        ]
+
+def lease_keys(names: EndpointKeys) -> list[str]:
+    """The keys of an endpoint that lease.lua decides by, in its order."""
+    return [names.leases, names.lease_info, names.open, names.control, names.reserved]
+
+
+def _requests(asked: list[_Waiting], urls: list[str]) -> list[str | int]:
+    return [
+        word
+        for w in asked
+        for word in (
+            w.lease_id, w.lane.value, w.prompt_tokens, w.allowance, w.kind,
+            "".join("1" if url in w.may else "0" for url in urls), "1" if w.urgent() else "0",
+        )
+    ]  # fmt: skip

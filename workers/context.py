@@ -18,6 +18,7 @@ from app.store.keys import RunKeys
 from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
+from workers.observer import Observer
 
 log = logging.getLogger(__name__)
 _MANIFEST_SECONDS = 5.0
@@ -44,19 +45,21 @@ class WorkerContext:
         self.client = SGLangClient(api_key=settings.api_key)
         self.holdings = Holdings(self.courier)
         self.endpoints = Endpoints(self.courier, self.client, settings.name)
-        self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name)
+        self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name, self.run)
+        self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, settings.name)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []
 
     async def start(self) -> None:
-        """Start the loops: heartbeat, admission, endpoints."""
+        """Start the loops: heartbeat, admission, endpoints, observer."""
         self._loops = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
                 ("heartbeat", self._heartbeat()),
                 ("admission", self.admission.run_forever()),
                 ("endpoints", self.endpoints.run_forever()),
+                ("observer", self.observer.run_forever()),
             )
         ]
         for task in self._loops:
@@ -73,6 +76,7 @@ class WorkerContext:
         manifest = RunManifest.model_validate_json(data)
         self._runs[run_id] = (time.monotonic(), manifest)
         self.endpoints.use(manifest)
+        self.observer.use(manifest)
         return manifest
 
     async def drain(self) -> None:

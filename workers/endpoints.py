@@ -138,6 +138,7 @@ class Endpoints:
     async def open(self, url: str, evidence: str, *, loading: bool = False) -> None:
         """Open the breaker for all workers."""
         self._open.add(url)
+        evidence = evidence.replace(f", at {url}", "")  # whoever shows it names the endpoint
         state = {"since": time.time(), "evidence": evidence, "loading": loading}
         fresh = await self._courier.command("SET", _keys(url).open, orjson.dumps(state), "NX")
         if fresh:

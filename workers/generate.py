@@ -18,7 +18,7 @@ from app.packing import compress, unpack_task
 from app.reasons import STAGE_OF
 from app.records import RejectedRecord, ResponseRecord, Task, line_of
 from app.sglang.client import new_rid
-from app.sglang.faults import Fault
+from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo, Generation
 from app.store.keys import EndpointKeys, RunKeys
 from workers.context import WorkerContext
@@ -95,6 +95,7 @@ class _Story:
                 raise
             else:
                 self.context.endpoints.served(lease.url)
+                self.context.observer.finished(self.run, self.task, lease, generation, time.monotonic() - started)
                 record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
                 return await self._publish("response", line_of(record))
             if isinstance(decision, Reject):
@@ -125,6 +126,8 @@ class _Story:
             self.work.lease = None
 
     async def _after(self, fault: Fault, lease: Lease, attempts: int, started: float) -> Again | Reject | Halt:
+        if fault.kind is FaultKind.QUEUE_FULL:
+            self.context.observer.refused(lease)
         serves_others = await self.context.endpoints.after_fault(lease.url, fault, started)
         charges = int(await self.context.courier.command("HGET", self.keys.charges, self.task.key) or 0)
         decision = decide(fault, charges, attempts, serves_others)

@@ -21,6 +21,7 @@ from app.lanes import Lane
 from workers.context import WorkerContext, WorkerSettings
 from workers.delivery import Delivery
 from workers.generate import HandBack, generate
+from workers.lanegate import lane_gate
 from workers.pool import LoopPool, loop, wait_for
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def run_worker(settings: WorkerSettings) -> int:
     celery = make_app(settings.redis_url)
     celery.steps["consumer"].add(Delivery)
     context = asyncio.run_coroutine_threadsafe(_make_context(settings), loop()).result()
+    celery.steps["consumer"].add(lane_gate(context.admission, settings.lanes))
     _register_task(celery, context)
 
     @signals.worker_shutting_down.connect(weak=False)

@@ -1,4 +1,4 @@
-"""How much an endpoint can be given: expected lengths, the predicted peak of its KV pool, and the factor that is learned.
+"""How much an endpoint can be given: expected lengths, predicted peak of its KV pool, the factor that is learned.
 
 Pure: no clock, no Redis, no sockets. The same arithmetic decides in app/store/lua/lease.lua, over all workers.
 """

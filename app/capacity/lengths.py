@@ -8,6 +8,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from app.lanes import expected_output_tokens
 
@@ -19,7 +21,7 @@ _BINS_PER_OCTAVE = 8
 #: An answer beyond everything known is expected to make at least so many more.
 LEAST_REMAINING = 256
 #: Finished answers at the clip that are pretended beside the real ones: they bound a tail that nobody has seen yet.
-_PRETENDED = 2.0
+_PRETENDED = 4.0
 
 
 def bin_of(tokens: int) -> int:
@@ -30,6 +32,12 @@ def bin_of(tokens: int) -> int:
 def edge(number: int) -> float:
     """Least length in a bin."""
     return 2.0 ** (number / _BINS_PER_OCTAVE)
+
+
+@lru_cache(maxsize=4096)
+def kind_of(recipe: str, dataset: str, lane: str) -> str:
+    """Name of a kind of task: those of one recipe, dataset and lane share what is learned of their lengths."""
+    return blake2b(f"{recipe}\0{dataset}\0{lane}".encode(), digest_size=6, person=b"lengths").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,5 @@ def _curve(survival: list[float], first: int) -> Curve:
     stop = max(first + 1, max(n for n, share in enumerate(survival) if share > 1e-9))
     stride = math.ceil((stop - first) / (MOST_KNOTS - 2))
     knots = [0, *range(max(1, first), stop, stride)]
-    return Curve(
-        tuple(math.ceil(edge(n)) if n else 0 for n in knots),
-        tuple(max(LEAST_REMAINING if left[n] == 0 else 1, round(left[n])) for n in knots),
-    )
+    at = {math.ceil(edge(n)) if n else 0: left[n] for n in knots}  # small bins may share a whole number of tokens
+    return Curve(tuple(at), tuple(max(LEAST_REMAINING if value == 0 else 1, round(value)) for value in at.values()))

@@ -16,6 +16,15 @@ RUNS = PREFIX + "runs"
 #: ZSET worker name → expiry (ms); HASH worker name → JSON about it. Owner: each worker for itself.
 WORKERS = PREFIX + "workers"
 WORKER_INFO = PREFIX + "worker-info"
+#: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
+EXPECTED = PREFIX + "expected"
+#: STRING with expiry: the worker that learns lengths now.
+LEARNER = PREFIX + "learner"
+
+
+def lengths(kind: str) -> str:
+    """HASH bin → finished answers of a kind of task that ended in it. Owner: the workers, which add."""
+    return f"{PREFIX}lengths:{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class EndpointKeys:
 
     @property
     def lease_info(self) -> str:
-        """HASH lease id → "lane weight": the share it holds, in KV tokens."""
+        """HASH lease id → `app.capacity.share.Share`: "lane prompt_tokens allowance granted_ms kind"."""
         return self._key("lease-info")
 
     @property
@@ -102,3 +111,28 @@ class EndpointKeys:
     def info(self) -> str:
         """STRING, JSON of what the endpoint said of itself. Owner: whoever last asked it."""
         return self._key("info")
+
+    @property
+    def control(self) -> str:
+        """HASH: what lease.lua decides by (f, rate, foreign, ceilings) and what the observer is told (counters)."""
+        return self._key("control")
+
+    @property
+    def reserved(self) -> str:
+        """STRING with expiry: a request that waited long; others must fit beside it."""
+        return self._key("reserved")
+
+    @property
+    def learned(self) -> str:
+        """STRING, JSON of app.capacity.controller.State. Owner: the observer."""
+        return self._key("learned")
+
+    @property
+    def observer(self) -> str:
+        """STRING with expiry: the one worker that observes this endpoint now."""
+        return self._key("observer")
+
+    @property
+    def recalled(self) -> str:
+        """STRING with expiry: ids of leases whose holders take their requests back, before the pool is full."""
+        return self._key("recalled")

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import redis
 
+from app.capacity.share import parse_share
 from app.lanes import Lane
 from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
 from app.urls import endpoint_key
@@ -20,8 +21,12 @@ class EndpointNow:
     evidence: str
     loading: bool
     requests: int  #: leases held
-    tokens: int  #: KV tokens they are expected to hold
+    tokens: int  #: KV tokens they hold by now, about
     kv_tokens: int | None  #: what it can hold
+    f: float = 1.0  #: share of it that the predicted peak may fill, as learned
+    running: int | None = None  #: as the endpoint says; other clients' requests too
+    waiting: int | None = None
+    used_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,14 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
         pipeline.get(names.open)
         pipeline.hvals(names.lease_info)
         pipeline.get(names.info)
+        pipeline.hgetall(names.control)
     replies = iter(pipeline.execute())
     payloads, claims = {}, {}
     for dataset in datasets:
         payloads[dataset], claims[dataset] = next(replies), next(replies)
     lanes = {lane.value: next(replies) for lane in Lane}
     unwritten, halt = next(replies), next(replies)
-    endpoints = [_endpoint(url, next(replies), next(replies), next(replies)) for url in urls]
+    endpoints = [_endpoint(url, now_ms, *(next(replies) for _ in range(4))) for url in urls]
     return RunNow(
         queued={dataset: max(0, payloads[dataset] - claims[dataset]) for dataset in datasets},
         in_flight=claims, lanes=lanes, unwritten=unwritten, endpoints=endpoints,
@@ -67,19 +73,29 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
     )  # fmt: skip
 
 
-def _endpoint(url: str, opened: bytes | None, shares: list[bytes], info: bytes | None) -> EndpointNow:
+def _endpoint(
+    url: str, now_ms: int, opened: bytes | None, shares: list[bytes], info: bytes | None, control: dict[bytes, bytes]
+) -> EndpointNow:
     state = orjson.loads(opened) if opened else {}
     said = orjson.loads(info) if info else {}
     kv_tokens = said.get("max_total_num_tokens")
+    rate = float(control.get(b"rate", 0))
+    held = [share.prompt_tokens + share.made(now_ms, rate) for share in map(parse_share, shares)]
     return EndpointNow(
         url=url, open_since=state.get("since"), evidence=state.get("evidence", ""), loading=state.get("loading", False),
-        requests=len(shares), tokens=sum(int(share.rsplit(b" ", 1)[1]) for share in shares),
+        requests=len(shares), tokens=round(sum(held)),
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
+        f=float(control.get(b"f", 1)), running=_number(control, b"running"), waiting=_number(control, b"waiting"),
+        used_tokens=_number(control, b"used"),
     )  # fmt: skip
+
+
+def _number(control: dict[bytes, bytes], name: bytes) -> int | None:
+    """A figure that the endpoint may not have told (then it is absent or -1)."""
+    value = int(control.get(name, -1))
+    return value if value >= 0 else None
 
 
 def _now_ms(client: redis.Redis) -> int:
     seconds, microseconds = client.time()
     return seconds * 1000 + microseconds // 1000
-
-

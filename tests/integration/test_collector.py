@@ -56,9 +56,9 @@ def rundir(tmp_path):
     return RunDir(tmp_path / "out")
 
 
-def collect(rundir, client, filters=SampleFilters()) -> None:
+def collect(rundir, client) -> None:
     """Collect what is there, and stop."""
-    collector = Collector(rundir, client, "run1", filters)
+    collector = Collector(rundir, client, "run1", SampleFilters())
     collector.stopping.set()
     collector.run()
 

@@ -4,8 +4,10 @@ import time
 
 import pytest
 
+from app.capacity.share import parse_share
 from app.store import scripts
-from app.store.keys import EPOCH, EndpointKeys, RunKeys
+from app.store.keys import EPOCH, EXPECTED, EndpointKeys, RunKeys
+from workers.admission import lease_keys
 
 RUN = RunKeys("r1")
 E1, E2 = EndpointKeys("e1"), EndpointKeys("e2")
@@ -25,10 +27,13 @@ def publish(client, key, lease="", blob=b"x"):
     return scripts.call(client, "publish", keys, [key, "d", "response", blob, lease])
 
 
-def lease(client, requests, ceilings=((-1, -1, -1, -1),), endpoints=(E1,), ttl=10_000, settle=10_000):
-    keys = [EPOCH, *(k for e in endpoints for k in (e.leases, e.lease_info, e.open))]
-    words = [ttl, settle, len(endpoints), *(n for c in ceilings for n in c), *(w for r in requests for w in r)]
-    return scripts.call(client, "lease", keys, words)
+def lease(client, requests, ceilings=((-1, -1, -1, -1, -1),), endpoints=(E1,), ttl=10_000, settle=10_000):
+    """requests: (id, lane, prompt tokens, may) with an allowance of 1. Returns [settling_ms, place, place, …]."""
+    keys = [EPOCH, EXPECTED, *(k for e in endpoints for k in lease_keys(e))]
+    asked = [word for name, lane, prompt, may in requests for word in (name, lane, prompt, 1, "kind", may, "0")]
+    words = [ttl, settle, len(endpoints), *(n for c in ceilings for n in c), *asked]
+    answer = scripts.call(client, "lease", keys, words)
+    return [answer[0], *answer[2:]]
 
 
 def test_a_key_is_offered_once(redis_client):
@@ -108,10 +113,10 @@ def test_renewing_sets_claims_anew_and_names_those_that_are_lost(redis_client):
 @pytest.mark.parametrize(
     ("ceilings", "requests", "granted"),
     [
-        ((2, -1, -1, -1), [("a", "short", 1), ("b", "long", 1), ("c", "short", 1)], [1, 1, 0]),
-        ((-1, 1, -1, -1), [("a", "short", 1), ("b", "short", 1), ("c", "long", 1)], [1, 0, 1]),
-        ((-1, -1, -1, 100), [("a", "short", 60), ("b", "short", 50), ("c", "short", 40)], [1, 0, 0]),
-        ((-1, -1, -1, 100), [("big", "long", 500), ("b", "short", 50)], [1, 0]),
+        ((2, -1, -1, -1, -1), [("a", "short", 1), ("b", "long", 1), ("c", "short", 1)], [1, 1, 0]),
+        ((-1, 1, -1, -1, -1), [("a", "short", 1), ("b", "short", 1), ("c", "long", 1)], [1, 0, 1]),
+        ((-1, -1, -1, 100, -1), [("a", "short", 60), ("b", "short", 50), ("c", "short", 40)], [1, 0, 0]),
+        ((-1, -1, -1, 100, -1), [("big", "long", 500), ("b", "short", 50)], [1, 0]),
     ],
     ids=["all", "lane", "tokens-in-order", "an-empty-endpoint-takes-anything"],
 )
@@ -123,7 +128,7 @@ def test_ceilings_hold(redis_client, ceilings, requests, granted):
 
 def test_the_freer_endpoint_is_chosen_and_an_open_one_never(redis_client):
     """Requests go to the largest free share; an open breaker grants nothing; a request goes only where it may."""
-    two = {"endpoints": (E1, E2), "ceilings": ((-1, -1, -1, 100), (-1, -1, -1, 1000))}
+    two = {"endpoints": (E1, E2), "ceilings": ((-1, -1, -1, 100, -1), (-1, -1, -1, 1000, -1))}
     assert lease(redis_client, [("a", "short", 50, "11"), ("b", "short", 50, "10")], **two) == [0, 2, 1]
     redis_client.set(E2.open, "{}")
     assert lease(redis_client, [("c", "short", 60, "11"), ("d", "short", 10, "11")], **two) == [0, 0, 0]
@@ -131,10 +136,10 @@ def test_the_freer_endpoint_is_chosen_and_an_open_one_never(redis_client):
 
 def test_expired_leases_free_their_share(redis_client):
     """A holder that died returns its share after the lease's time, under load."""
-    assert lease(redis_client, [("a", "short", 100, "1")], ceilings=((-1, -1, -1, 100),), ttl=80) == [0, 1]
+    assert lease(redis_client, [("a", "short", 100, "1")], ceilings=((-1, -1, -1, 100, -1),), ttl=80) == [0, 1]
     deadline = time.monotonic() + 5
     while True:
-        answer = lease(redis_client, [("b", "short", 100, "1")], ceilings=((-1, -1, -1, 100),))
+        answer = lease(redis_client, [("b", "short", 100, "1")], ceilings=((-1, -1, -1, 100, -1),))
         if answer == [0, 1] or time.monotonic() > deadline:
             break
         time.sleep(0.02)
@@ -152,3 +157,49 @@ def test_a_redis_that_forgot_everything_admits_nothing_until_it_settled(redis_cl
     while (answer := lease(redis_client, [("a", "short", 1, "1")], settle=200))[0] and time.monotonic() < deadline:
         time.sleep(0.02)
     assert answer == [0, 1]
+
+
+def ask(client, *requests, budget=100, per_minute=-1):
+    """requests: (id, lane, prompt tokens, urgent). Returns their places at E1."""
+    words = [word for name, lane, prompt, urgent in requests for word in (name, lane, prompt, 1, "kind", "1", urgent)]
+    keys = [EPOCH, EXPECTED, *lease_keys(E1)]
+    return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])[2:]
+
+
+def test_who_waited_long_reserves_its_place_and_neither_lane_starves_the_other(redis_client):
+    """Once urgent, what others free is kept for it, whichever lane and worker they are of; then they go on."""
+    assert ask(redis_client, ("a", "short", 50, 0), ("b", "short", 40, 0)) == [1, 1]
+    assert ask(redis_client, ("big", "long", 80, 1)) == [0]
+    redis_client.zrem(E1.leases, "b")
+    redis_client.hdel(E1.lease_info, "b")
+    assert ask(redis_client, ("c", "short", 40, 0)) == [0]
+    redis_client.zrem(E1.leases, "a")
+    redis_client.hdel(E1.lease_info, "a")
+    assert ask(redis_client, ("c", "short", 40, 0), ("big", "long", 80, 1)) == [0, 1]
+    assert not redis_client.exists(E1.reserved)
+
+
+def test_a_request_larger_than_the_pool_goes_alone(redis_client):
+    """Its reservation empties the endpoint, it goes, and nobody joins it."""
+    assert ask(redis_client, ("a", "short", 50, 0)) == [1]
+    assert ask(redis_client, ("giant", "long", 5000, 1)) == [0]
+    assert ask(redis_client, ("b", "short", 1, 0)) == [0]
+    redis_client.delete(E1.leases, E1.lease_info)
+    assert ask(redis_client, ("b", "short", 1, 0), ("giant", "long", 5000, 1), ("c", "short", 1, 0)) == [0, 1, 0]
+
+
+def test_requests_per_minute_are_counted_over_all_workers(redis_client):
+    """A burst of one second's worth, then what the minute gives; a repeated call gets nothing for free."""
+    requests = [(f"r{n}", "short", 1, 0) for n in range(10)]
+    assert sum(ask(redis_client, *requests, budget=10_000, per_minute=180)) == 3
+    assert sum(ask(redis_client, *requests[3:], budget=10_000, per_minute=180)) == 0
+    redis_client.hincrby(E1.control, "rpm_at", -1000)
+    assert sum(ask(redis_client, *requests[3:], budget=10_000, per_minute=180)) == 3
+
+
+def test_what_lease_lua_writes_is_what_the_worker_asserts(redis_client):
+    """The share in Redis and the one a heartbeat sets again are the same text."""
+    ask(redis_client, ("a", "short", 50, 0))
+    text = redis_client.hget(E1.lease_info, "a")
+    assert str(parse_share(text)).encode() == text
+    assert parse_share(text).prompt_tokens == 50

@@ -97,11 +97,11 @@ def test_a_row_that_fails_three_times_while_others_are_served_is_rejected(redis_
     config = SimulatorConfig(instant=True)
     with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
         endpoint.faults(wrong_completion_tokens=0.5)
-        put(redis_client, redis_url, manifest(endpoint.url), 20)
-        until(lambda: redis_client.xlen(KEYS.responses) == 20, 60, what="20 verdicts")
+        put(redis_client, redis_url, manifest(endpoint.url), 6)
+        until(lambda: redis_client.xlen(KEYS.responses) == 6, 60, what="6 verdicts")
         kinds = [r["kind"] for r in published(redis_client)]
         rejected = [r for r in published(redis_client) if r["kind"] == "rejected"]
-        assert kinds.count("response") + len(rejected) == 20
+        assert kinds.count("response") + len(rejected) == 6
         assert all(r["reason"] == "attempts_exhausted" for r in rejected)
 
 

@@ -1,83 +1,255 @@
 -- lease: one decision, over all workers, about who may send to which endpoint now.
--- KEYS: epoch STRING, then per endpoint: leases ZSET, lease-info HASH, open STRING
+-- KEYS: epoch STRING, expected HASH, then per endpoint: leases ZSET, lease-info HASH, open STRING, control HASH,
+--       reserved STRING
 -- ARGV: ttl_ms, settle_ms, number of endpoints E,
---       per endpoint: ceiling of requests, of short, of long, budget in tokens (each -1: none),
---       then per request: lease id, lane, weight in tokens, endpoints it may use as a string of "0"/"1" per endpoint
--- RETURNS: {settling_ms left, then per request: index of its endpoint from 1, or 0 if it waits}
--- Requests are granted in order, each to the endpoint with the largest free share; a request that does not fit does
--- not hold up those behind it that do, unless it is the first of its lane (no lane member overtakes a waiting elder).
+--       per endpoint: ceiling of requests, of short, of long, KV tokens, requests per minute (each -1: none),
+--       then per request, eldest first: lease id, lane, prompt tokens, allowance, curve, endpoints it may use as a
+--       string of "0"/"1" per endpoint, urgent "0"/"1"
+-- RETURNS: {settling_ms left, now_ms, then per request: index of its endpoint from 1, or 0 if it waits}
+-- A request joins an endpoint if the predicted peak of all that its pool will hold stays within f * KV (the arithmetic
+-- of app/capacity/peak.py and lengths.py), of several the one with the largest free share; an empty one takes any.
+-- Nobody joins an endpoint at which an elder of its lane was refused. What does not fit while others do becomes
+-- urgent by waiting and reserves its place: for two seconds, renewed by asking, others must fit beside it.
+local SLOTS, CLIP, LEAST, STALE_MS, RESERVED_MS = 128, 4096, 256, 10000, 2000
+local REFUSED, NO_ROOM = -1, -2
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = t[1] * 1000 + floor(t[2] / 1000)
 local ttl, settle, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local born = redis.call('GET', KEYS[1])
 if not born then
   born = now
   redis.call('SET', KEYS[1], born)
 end
-local first = 4 + 4 * count
-local answer = { math.max(0, tonumber(born) + settle - now) }
+local first = 4 + 5 * count
+local answer = { max(0, tonumber(born) + settle - now), now }
 if answer[1] > 0 then
-  for _ = first, #ARGV, 4 do answer[#answer + 1] = 0 end
+  for _ = first, #ARGV, 7 do answer[#answer + 1] = 0 end
   return answer
 end
 
-local endpoints = {}
-for e = 1, count do
-  local leases, info = KEYS[3 * e - 1], KEYS[3 * e]
+-- expected remaining tokens
+
+local curves = {}
+local function curve_of(name)
+  local curve = curves[name]
+  if curve == nil then
+    local text = redis.call('HGET', KEYS[2], name)
+    curve = false
+    if text then
+      curve = { made = {}, left = {} }
+      for made, left in string.gmatch(text, '(%d+):(%d+)') do
+        curve.made[#curve.made + 1] = tonumber(made)
+        curve.left[#curve.left + 1] = tonumber(left)
+      end
+      curve.count = #curve.made
+    end
+    curves[name] = curve
+  end
+  return curve
+end
+
+local function remaining(curve, made, allowance)
+  local left, most = nil, allowance - made
+  if curve then
+    local xs, ys = curve.made, curve.left
+    local low, high = 1, curve.count + 1 -- the first knot beyond `made` is in [low + 1, high]
+    while high - low > 1 do
+      local middle = (low + high - (low + high) % 2) / 2
+      if xs[middle] > made then high = middle else low = middle end
+    end
+    left = ys[low]
+    if xs[high] then left = left + (ys[high] - left) * (made - xs[low]) / (xs[high] - xs[low]) end
+  else
+    left = max(LEAST, min(allowance, CLIP) - made)
+  end
+  if left > most then left = most end
+  return left < 1 and 1 or left
+end
+
+-- the requests, and the farthest end
+
+local requests, horizon = {}, 1
+for r = first, #ARGV, 7 do
+  local request = {
+    id = ARGV[r], lane = ARGV[r + 1], prompt = tonumber(ARGV[r + 2]), allowance = tonumber(ARGV[r + 3]),
+    curve = ARGV[r + 4], may = ARGV[r + 5], urgent = ARGV[r + 6] == '1',
+  }
+  request.left = remaining(curve_of(request.curve), 0, request.allowance)
+  horizon = max(horizon, request.left)
+  requests[#requests + 1] = request
+end
+
+-- what each endpoint holds
+
+local function drop_expired(leases, info)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do
     redis.call('ZREM', leases, id)
     redis.call('HDEL', info, id)
   end
-  local at = 4 + 4 * (e - 1)
-  local held = { all = 0, short = 0, long = 0, tokens = 0 }
-  for _, share in ipairs(redis.call('HVALS', info)) do
-    local lane, weight = string.match(share, '^(%a+) (%d+)$')
-    held.all = held.all + 1
+end
+
+local function controlled(key, endpoint)
+  local said = redis.call('HMGET', key, 'f', 'rate', 'foreign', 'requests', 'tokens', 'at', 'rpm_left', 'rpm_at')
+  endpoint.f, endpoint.rate = tonumber(said[1] or 1), tonumber(said[2] or 0)
+  endpoint.foreign = tonumber(said[3] or 0)
+  if now - tonumber(said[6] or 0) > STALE_MS then endpoint.f = min(1, endpoint.f) end
+  local most = tonumber(said[4] or -1)
+  if most >= 0 and (endpoint.all < 0 or most < endpoint.all) then endpoint.all = most end
+  endpoint.most_tokens = tonumber(said[5] or -1)
+  if endpoint.rpm > 0 then
+    local burst = max(1, endpoint.rpm / 60)
+    endpoint.rpm_left = min(burst, tonumber(said[7] or burst) + (now - tonumber(said[8] or now)) * endpoint.rpm / 60000)
+  end
+end
+
+local function shares_of(endpoint) -- the hot loop: 2,000 leases cost about 4 ms of Redis
+  local match, rate, held, entries, n = string.match, endpoint.rate, endpoint.held, endpoint.entries, 0
+  for _, share in ipairs(redis.call('HVALS', endpoint.info)) do
+    local lane, prompt, allowance, granted, curve = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+)$')
+    allowance = allowance + 0
+    local made = (now - granted) * rate
+    if made > allowance - 1 then made = allowance - 1 end
+    if made < 0 then made = 0 end
+    local left, tokens = remaining(curves[curve] or curve_of(curve), made, allowance), prompt + made
     held[lane] = held[lane] + 1
-    held.tokens = held.tokens + tonumber(weight)
+    held.tokens = held.tokens + tokens
+    entries[n + 1], entries[n + 2] = tokens, left
+    n = n + 2
+    if left > horizon then horizon = left end
   end
-  endpoints[e] = {
-    leases = leases, info = info, held = held, closed = redis.call('EXISTS', KEYS[3 * e + 1]) == 0,
+  held.all = n / 2
+end
+
+local function reserved_at(key)
+  local text = redis.call('GET', key)
+  if not text then return nil end
+  local id, lane, prompt, left = string.match(text, '^(%S+) (%a+) (%d+) (%S+)$')
+  horizon = max(horizon, tonumber(left))
+  return { id = id, lane = lane, prompt = tonumber(prompt), left = tonumber(left) }
+end
+
+local endpoints = {}
+for e = 1, count do
+  local key, at = 5 * e - 2, 4 + 5 * (e - 1)
+  local endpoint = {
+    leases = KEYS[key], info = KEYS[key + 1], closed = redis.call('EXISTS', KEYS[key + 2]) == 0,
+    control = KEYS[key + 3], reservation = KEYS[key + 4],
     all = tonumber(ARGV[at]), short = tonumber(ARGV[at + 1]), long = tonumber(ARGV[at + 2]),
-    tokens = tonumber(ARGV[at + 3]),
+    tokens = tonumber(ARGV[at + 3]), rpm = tonumber(ARGV[at + 4]),
+    held = { all = 0, short = 0, long = 0, tokens = 0 }, entries = {}, at = {}, wanted = false,
   }
+  drop_expired(endpoint.leases, endpoint.info)
+  controlled(endpoint.control, endpoint)
+  shares_of(endpoint)
+  endpoint.reserved = reserved_at(endpoint.reservation)
+  endpoints[e] = endpoint
 end
 
--- free share of an endpoint if this request joined it; negative: it does not fit. An empty endpoint takes any request.
-local function room(endpoint, lane, weight)
-  local held = endpoint.held
-  if not endpoint.closed then return -1 end
-  if endpoint.all >= 0 and held.all >= endpoint.all then return -1 end
-  if endpoint[lane] >= 0 and held[lane] >= endpoint[lane] then return -1 end
-  if endpoint.tokens > 0 then
-    if held.all > 0 and held.tokens + weight > endpoint.tokens then return -1 end
-    return math.max(0, 1 - (held.tokens + weight) / endpoint.tokens)
+-- the forecast: at[k] is what all hold at moment k * step; ends are rounded up to a moment
+
+local step = max(1, horizon / SLOTS)
+local function slot_of(left) return min(SLOTS, max(1, ceil(left / step))) end
+
+for _, endpoint in ipairs(endpoints) do
+  local at, held_to, count_to = endpoint.at, {}, {}
+  for k = 1, SLOTS do held_to[k], count_to[k] = 0, 0 end
+  for i = 1, #endpoint.entries, 2 do
+    local slot = slot_of(endpoint.entries[i + 1])
+    held_to[slot] = held_to[slot] + endpoint.entries[i]
+    count_to[slot] = count_to[slot] + 1
   end
-  if endpoint.all > 0 then return 1 - held.all / endpoint.all end
-  return 1 / (1 + held.all)
+  local held, running = 0, 0
+  for k = SLOTS, 1, -1 do
+    held, running = held + held_to[k], running + count_to[k]
+    at[k] = held + running * k * step
+  end
 end
 
-local blocked = {}
-for r = first, #ARGV, 4 do
-  local id, lane, weight, may = ARGV[r], ARGV[r + 1], tonumber(ARGV[r + 2]), ARGV[r + 3]
-  local best, chosen = -1, 0
-  if not blocked[lane .. may] then
-    for e = 1, count do
-      if string.sub(may, e, e) == '1' then
-        local free = room(endpoints[e], lane, weight)
-        if free > best then best, chosen = free, e end
+local function peak_with(endpoint, request, other)
+  local at, peak, last = endpoint.at, 0, slot_of(request.left)
+  local last_other = other and slot_of(other.left) or 0
+  for k = 1, SLOTS do
+    local sum = at[k]
+    if k <= last then sum = sum + request.prompt + k * step end
+    if k <= last_other then sum = sum + other.prompt + k * step end
+    if sum > peak then peak = sum end
+  end
+  return peak
+end
+
+-- free share of an endpoint if this request joined it; negative: it does not
+local function room(endpoint, request)
+  local held, lane, other = endpoint.held, request.lane, endpoint.reserved
+  if other and other.id == request.id then other = nil end
+  local others, of_lane = other and 1 or 0, other and other.lane == lane and 1 or 0
+  if not endpoint.closed or (endpoint.rpm > 0 and endpoint.rpm_left < 1) then return REFUSED end
+  if endpoint[lane] >= 0 and held[lane] + of_lane >= endpoint[lane] then return REFUSED end
+  if endpoint.all >= 0 and held.all + others >= endpoint.all then return NO_ROOM end
+  if endpoint.tokens <= 0 then
+    return endpoint.all > 0 and 1 - held.all / endpoint.all or 1 / (1 + held.all)
+  end
+  local budget = endpoint.f * endpoint.tokens
+  local peak = peak_with(endpoint, request, other) + endpoint.foreign
+  local above = endpoint.most_tokens >= 0 and held.tokens + endpoint.foreign + request.prompt > endpoint.most_tokens
+  if (held.all > 0 or other) and (peak > budget or above) then
+    endpoint.wanted = true
+    return NO_ROOM
+  end
+  return max(0, 1 - peak / budget)
+end
+
+local function grant(endpoint, request)
+  local share = table.concat({ request.lane, request.prompt, request.allowance, string.format('%.0f', now), request.curve }, ' ')
+  redis.call('ZADD', endpoint.leases, now + ttl, request.id)
+  redis.call('HSET', endpoint.info, request.id, share)
+  endpoint.held.all = endpoint.held.all + 1
+  endpoint.held[request.lane] = endpoint.held[request.lane] + 1
+  endpoint.held.tokens = endpoint.held.tokens + request.prompt
+  for k = 1, slot_of(request.left) do endpoint.at[k] = endpoint.at[k] + request.prompt + k * step end
+  if endpoint.rpm > 0 then endpoint.rpm_left = endpoint.rpm_left - 1 end
+  for _, any in ipairs(endpoints) do
+    if any.reserved and any.reserved.id == request.id then
+      redis.call('DEL', any.reservation)
+      any.reserved = nil
+    end
+  end
+end
+
+local function reserve(endpoint, request)
+  if endpoint.reserved and endpoint.reserved.id ~= request.id then return false end
+  endpoint.reserved = { id = request.id, lane = request.lane, prompt = request.prompt, left = request.left }
+  local text = table.concat({ request.id, request.lane, request.prompt, request.left }, ' ')
+  redis.call('SET', endpoint.reservation, text, 'PX', RESERVED_MS)
+  return true
+end
+
+local refused = { short = {}, long = {} } -- per lane: endpoints at which an elder waits
+for _, request in ipairs(requests) do
+  local best, chosen, roomless = -1, 0, nil
+  for e = 1, count do
+    if string.sub(request.may, e, e) == '1' and not refused[request.lane][e] then
+      local free = room(endpoints[e], request)
+      if free > best then best, chosen = free, e end
+      if free == NO_ROOM and (not roomless or endpoints[e].reserved and endpoints[e].reserved.id == request.id) then
+        roomless = e
       end
     end
-    if chosen == 0 then blocked[lane .. may] = true end
   end
   if chosen > 0 then
-    local endpoint = endpoints[chosen]
-    redis.call('ZADD', endpoint.leases, now + ttl, id)
-    redis.call('HSET', endpoint.info, id, lane .. ' ' .. weight)
-    endpoint.held.all = endpoint.held.all + 1
-    endpoint.held[lane] = endpoint.held[lane] + 1
-    endpoint.held.tokens = endpoint.held.tokens + weight
+    grant(endpoints[chosen], request)
+  else
+    if request.urgent and roomless then reserve(endpoints[roomless], request) end
+    for e = 1, count do
+      if string.sub(request.may, e, e) == '1' then refused[request.lane][e] = true end
+    end
   end
   answer[#answer + 1] = chosen
+end
+for _, endpoint in ipairs(endpoints) do
+  if endpoint.wanted then redis.call('HSET', endpoint.control, 'wanted', string.format('%.0f', now)) end
+  if endpoint.rpm > 0 then
+    redis.call('HSET', endpoint.control, 'rpm_left', tostring(endpoint.rpm_left), 'rpm_at', string.format('%.0f', now))
+  end
 end
 return answer

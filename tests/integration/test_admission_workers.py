@@ -1,0 +1,64 @@
+"""Admission on the real path: worker processes, Redis, HTTP, and an endpoint that dies of too much."""
+
+import contextlib
+
+import pytest
+
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.sglang.simulator.faults import Faults
+from app.store.keys import CELERY_PREFIX, EXPECTED, EndpointKeys, RunKeys
+from app.urls import endpoint_key
+from tests.belt import manifest, put, until, worker
+
+KEYS = RunKeys("run1")
+KV_TOKENS = 40_000
+
+
+def deadly(**more) -> SimulatorConfig:
+    return SimulatorConfig(
+        max_total_num_tokens=KV_TOKENS, max_running_requests=1000, output_mean=400, output_sigma=0.45,
+        step_seconds=0.004, faults=Faults(crash_above_running=100, crash_on_kv_full=True), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_client, redis_url, tmp_path, workers):
+    """Nothing tuned: no crash, the pool two thirds used at its peak at least, all lengths learned by the end."""
+    with running_simulator(deadly()) as endpoint, contextlib.ExitStack() as stack:
+        for number in range(workers):
+            stack.enter_context(worker(redis_url, tmp_path, name=f"w{number}"))
+        put(redis_client, redis_url, manifest(endpoint.url, max_new_tokens=1200), 300, prompt=150)
+        until(lambda: redis_client.xlen(KEYS.responses) == 300, 60, "300 responses")
+        stats = endpoint.stats()
+        assert stats["crashes"] == 0
+        assert stats["peak_used_tokens"] > 0.66 * KV_TOKENS
+        assert len(redis_client.hgetall(EXPECTED)) == 1
+        control = redis_client.hgetall(EndpointKeys(endpoint_key(endpoint.url)).control)
+        assert int(control[b"done"]) >= 300 - 30  # the last look may lie a moment back
+        assert float(control[b"rate"]) == pytest.approx(1 / 4.3, rel=0.25)  # tokens per ms: a step of 4 ms and a bit
+
+
+def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
+    """The observer names leases; their holders abort at the endpoint and hand the message back; all end published."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 20)
+        names = EndpointKeys(endpoint_key(endpoint.url))
+        until(lambda: endpoint.stats()["running"] == 20, what="20 running")
+        recalled = redis_client.hkeys(names.lease_info)[:5]
+        redis_client.set(names.recalled, b" ".join(recalled), px=2000)
+        until(lambda: redis_client.xlen(KEYS.responses) == 20, what="20 responses")
+        assert endpoint.stats()["aborted"] == 5
+        assert redis_client.hlen(KEYS.charges) == 0
+
+
+def test_a_lane_that_waits_leaves_slots_and_messages_to_others(redis_client, redis_url, tmp_path):
+    """1500 tasks at a ceiling of 40: the worker takes some hundred at most, and the rest as those finish."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=10, step_seconds=0.02, max_running_requests=1000)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url, concurrency=40), 1500)
+        until(lambda: redis_client.xlen(KEYS.responses) >= 300, what="some responses")
+        assert redis_client.llen(CELERY_PREFIX + "lane.short") > 500
+        until(lambda: redis_client.xlen(KEYS.responses) == 1500, 60, "1500 responses")
+        assert not redis_client.exists(KEYS.payload("d"))

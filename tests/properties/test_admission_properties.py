@@ -1,0 +1,127 @@
+"""Whatever several workers lease, release and let expire: the predicted peak at each grant is within f * KV.
+
+On the real script and a real Redis. The peak is computed anew here, exactly, from what Redis says is held.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from app.capacity.lengths import parse_curve, remaining
+from app.capacity.peak import exact_peak
+from app.capacity.share import parse_share
+from app.lanes import Lane
+from app.store import scripts
+from app.store.keys import EPOCH, EXPECTED, EndpointKeys
+from workers.admission import lease_keys
+
+KV_TOKENS = 20_000
+ENDPOINTS = (EndpointKeys("p1"), EndpointKeys("p2"))
+CURVE = parse_curve("0:900 500:600 1000:400 4000:300")
+KINDS = {"known": CURVE, "unknown": None}
+ASKED = st.lists(
+    st.tuples(
+        st.sampled_from(list(Lane)), st.integers(1, 9000), st.integers(1, 5000), st.sampled_from(list(KINDS)),
+        st.sampled_from(["11", "10", "01"]), st.booleans(),
+    ), min_size=1, max_size=12,
+)  # fmt: skip
+
+
+class Fleet(RuleBasedStateMachine):
+    """Two endpoints, any number of workers."""
+
+    client = None  # set by the test
+
+    @initialize(
+        f=st.sampled_from([0.5, 1.0, 1.3]), rate=st.sampled_from([0.0, 0.01, 5.0]), foreign=st.sampled_from([0, 4000]),
+        ceilings=st.sampled_from([(-1, -1, -1), (4, -1, -1), (-1, 2, 1)]), learned=st.sampled_from([-1, 3]),
+    )  # fmt: skip
+    def begin(self, f, rate, foreign, ceilings, learned):
+        """An empty Redis, and what an observer wrote."""
+        self.client.flushall()
+        self.client.set(EPOCH, 0)
+        self.client.hset(EXPECTED, "known", CURVE.dump())
+        self.f, self.foreign, self.ceilings, self.learned, self.number = f, foreign, ceilings, learned, 0
+        for names in ENDPOINTS:
+            self.client.hset(names.control, mapping={
+                "f": f, "rate": rate, "foreign": foreign, "requests": learned, "at": 10**15,
+            })  # fmt: skip
+
+    def ask(self, asked, ttl):
+        """One call; returns [(place, request)]."""
+        words = []
+        for lane, prompt, allowance, kind, may, urgent in asked:
+            self.number += 1
+            words += [f"w:{self.number}", lane.value, prompt, allowance, kind, may, "1" if urgent else "0"]
+        keys = [EPOCH, EXPECTED, *(key for names in ENDPOINTS for key in lease_keys(names))]
+        endpoint = [*self.ceilings, KV_TOKENS, -1]
+        _, now, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])
+        return now, places
+
+    def held(self, names, now):
+        """(granted, lane, held, left) of every lease, as the script should see it."""
+        rate = float(self.client.hget(names.control, "rate"))
+        for share in map(parse_share, self.client.hvals(names.lease_info)):
+            made = share.made(now, rate)
+            left = remaining(KINDS[share.kind], made, share.allowance)
+            yield share.granted_ms, share.lane, share.prompt_tokens + made, left
+
+    @rule(asked=ASKED, ttl=st.sampled_from([1, 60_000]))
+    def lease(self, asked, ttl):
+        """A grant fits, or it found the endpoint empty; nobody joins where an elder of its lane was refused."""
+        before = [self.client.hlen(names.lease_info) for names in ENDPOINTS]
+        now, places = self.ask(asked, ttl)
+        for place, names, had in zip((1, 2), ENDPOINTS, before, strict=True):
+            if place not in places:
+                continue
+            held = list(self.held(names, now))
+            peak = exact_peak((tokens, left) for _, _, tokens, left in held) + self.foreign
+            assert peak <= self.f * KV_TOKENS + 1 or (had == 0 and len(held) == 1)
+            self.check_ceilings(held)
+        self.check_order(asked, places)
+
+    def check_ceilings(self, held):
+        """Of all, of each lane, and the learned one."""
+        lanes = [lane for _, lane, _, _ in held]
+        everything, short, long = self.ceilings
+        for count, most in (
+            (len(held), everything), (lanes.count("short"), short), (lanes.count("long"), long),
+            (len(held), self.learned),
+        ):  # fmt: skip
+            assert most < 0 or count <= most
+
+    def check_order(self, asked, places):
+        """Who was refused at an endpoint is overtaken there by nobody of its lane."""
+        for elder, (lane, *_, may, _) in enumerate(asked):
+            if places[elder]:
+                continue
+            for younger in range(elder + 1, len(asked)):
+                if asked[younger][0] is lane and places[younger]:
+                    assert may[places[younger] - 1] == "0"
+
+    @rule(which=st.integers(0, 10), at=st.sampled_from(ENDPOINTS))
+    def release(self, which, at):
+        """A holder gives its lease back."""
+        leases = self.client.zrange(at.leases, 0, -1)
+        if leases:
+            lease = leases[which % len(leases)]
+            self.client.zrem(at.leases, lease)
+            self.client.hdel(at.lease_info, lease)
+
+    @invariant()
+    def both_keys_tell_the_same(self):
+        """Every lease has its share and every share its lease."""
+        for names in ENDPOINTS:
+            assert set(self.client.zrange(names.leases, 0, -1)) == set(self.client.hkeys(names.lease_info))
+
+
+@pytest.mark.timeout(120)
+def test_the_predicted_peak_at_each_grant_is_within_f_times_the_pool(redis_client):
+    """Ceilings hold, an empty endpoint takes anything, and nobody overtakes an elder of its lane."""
+    Fleet.client = redis_client
+    run_state_machine_as_test(
+        Fleet,
+        settings=settings(max_examples=60, stateful_step_count=12, deadline=None,
+                          suppress_health_check=list(HealthCheck)),
+    )  # fmt: skip

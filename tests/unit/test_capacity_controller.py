@@ -1,0 +1,124 @@
+"""Learning f: up while there is room and work, down on harm, and never faster than the endpoint can show the effect."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.capacity.controller import (
+    DEATH_SHARE,
+    F_LEAST,
+    F_MOST,
+    QUEUE_AIM,
+    SLOW_START_REQUESTS,
+    USE_AIM,
+    Observation,
+    State,
+    ceilings,
+    observe,
+    overflow_tokens,
+    to_recall,
+)
+
+ROOM = Observation(leases=50, wanted=True, running=50, waiting=0, used_tokens=50_000, kv_tokens=100_000)
+
+
+def after(seen: Observation, seconds: float = 100.0, state: State | None = None) -> State:
+    """The state after looking at the same thing four times a second."""
+    state = state or State()
+    for look in range(int(seconds * 4)):
+        state = observe(state, seen, 1000.0 + look / 4)
+    return state
+
+
+def test_f_rises_while_tasks_wait_and_the_pool_has_room():
+    """And never beyond its bounds."""
+    assert 1.2 < after(ROOM).f <= F_MOST
+    assert after(ROOM, 10_000).f == F_MOST
+
+
+@pytest.mark.parametrize(
+    "change", [{"wanted": False}, {"waiting": QUEUE_AIM + 1}, {"stale_seconds": 60.0}, {"used_tokens": None}],
+    ids=["nobody-waits-for-a-lease", "the-server-queues", "stale", "tells-nothing"],
+)  # fmt: skip
+def test_f_stands_still_without_evidence_for_room(change):
+    """Nobody wants more, the server has a queue, or its figures mean nothing."""
+    assert after(replace(ROOM, **change)).f == 1.0
+
+
+@pytest.mark.parametrize(
+    "harm", [{"retractions": 1}, {"refusals": 1}, {"used_tokens": 99_000}], ids=["retraction", "queue-full", "full"]
+)
+def test_f_falls_on_harm(harm):
+    """Retractions, 503s and a pool nearly full; down to its least."""
+    assert after(replace(ROOM, **harm), 10).f < 0.95
+    assert after(replace(ROOM, **harm), 10_000).f == F_LEAST
+
+
+def test_f_changes_at_most_once_in_the_time_that_a_change_needs_to_show():
+    """Its effect comes when answers have grown: answers of 100 s allow one step in fifty."""
+    seen = replace(ROOM, generation_seconds=100.0)
+    assert after(seen, 45).f == 1.0
+    assert after(seen, 55).f > 1.0
+
+
+def test_f_converges_on_a_pool_that_answers_to_it():
+    """Where use follows f with a lag of a generation, f ends where use is at its aim, and stays within 5 %."""
+    state, lagged, last = State(), 0.7, []
+    for look in range(4000):
+        lagged += (0.75 * state.f - lagged) / 40
+        seen = replace(ROOM, used_tokens=int(lagged * 100_000))
+        state = observe(state, seen, look / 4)
+        last = [*last[-999:], 0.75 * state.f]
+    assert all(abs(use - USE_AIM) < 0.05 for use in last)
+
+
+def test_a_collapse_of_throughput_lowers_f():
+    """More run than before, and together they make less."""
+    state = after(replace(ROOM, wanted=False, throughput=1000.0), 30)
+    collapsed = replace(ROOM, running=80, leases=80, throughput=300.0)
+    assert observe(state, collapsed, 1100.0).f < 1.0
+
+
+def test_a_server_that_queues_gets_a_few_more_than_it_runs():
+    """What stands in its queue is lost in a crash and feeds nothing."""
+    state = after(replace(ROOM, waiting=30), 2)
+    assert ceilings(state, 1002.0).requests == 50 + QUEUE_AIM
+    assert ceilings(after(ROOM, 2), 1002.0).requests == -1
+
+
+def test_an_endpoint_that_died_is_kept_away_from_the_level_at_which_it_did():
+    """85 % of the requests and tokens of then; slowly forgotten."""
+    state = observe(after(replace(ROOM, leases=100, running=100), 10), Observation(open=True), 2000.0)
+    state = observe(state, replace(ROOM, leases=0, running=0, used_tokens=0), 2010.0)
+    later = ceilings(state, 2060.0)
+    assert later.requests == pytest.approx(100 * DEATH_SHARE, rel=0.05)
+    assert later.tokens == pytest.approx(50_000 * DEATH_SHARE, rel=0.05)
+    assert ceilings(state, 2000.0 + 7200).requests > 150
+
+
+def test_a_death_far_below_what_was_held_before_is_no_sign_of_overload():
+    """A poisoned prompt, a restart by hand: nothing is learned from those."""
+    state = after(replace(ROOM, leases=10, running=10), 60, after(ROOM, 10))
+    state = observe(state, Observation(open=True), 2000.0)
+    assert state.death_requests == 0
+
+
+def test_after_a_return_it_starts_slowly():
+    """A few requests at first, twice as many each second, without limit after ten."""
+    state = observe(State(), Observation(open=True), 0.0)
+    state = observe(state, Observation(), 10.0)
+    assert ceilings(state, 10.0).requests == SLOW_START_REQUESTS
+    assert ceilings(state, 14.0).requests == 16 * SLOW_START_REQUESTS
+    assert ceilings(state, 21.0).requests == -1
+
+
+def test_the_youngest_are_recalled_before_the_pool_overflows():
+    """As many as free the tokens that will be missing; the eldest always stays."""
+    before = observe(State(), replace(ROOM, used_tokens=80_000), 0.0)
+    missing = overflow_tokens(before, replace(ROOM, used_tokens=92_000))
+    assert missing == 92_000 + 2.5 * 12_000 - 100_000
+    assert overflow_tokens(before, replace(ROOM, used_tokens=81_000)) == 0
+    leases = [(1.0, 9000.0, "old"), (3.0, 1000.0, "new"), (2.0, 4000.0, "middle")]
+    assert to_recall(leases, 500) == ["new"]
+    assert to_recall(leases, 3000) == ["new", "middle"]
+    assert to_recall(leases, 99_999) == ["new", "middle"]

@@ -1,0 +1,65 @@
+"""Expected remaining lengths are those of the answers that will come, not of those that came first."""
+
+import random
+
+import pytest
+
+from app.capacity.lengths import (
+    ENOUGH_FINISHED,
+    LEAST_REMAINING,
+    MOST_KNOTS,
+    bin_of,
+    learn,
+    parse_curve,
+    remaining,
+)
+
+RANDOM = random.Random(1)
+LENGTHS = [min(8192, int(RANDOM.lognormvariate(7.9, 0.45))) for _ in range(4000)]
+
+
+def histogram(lengths) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for length in lengths:
+        counts[bin_of(length)] = counts.get(bin_of(length), 0) + 1
+    return counts
+
+
+def test_the_curve_is_the_mean_residual_life_of_what_was_seen():
+    """Within 6 % of the exact figure wherever enough answers got that far."""
+    curve = learn(histogram(LENGTHS), [], 8192)
+    for made in (0, 200, 1000, 2000, 3000, 4500):
+        rest = [length - made for length in LENGTHS if length > made]
+        assert curve.remaining(made) == pytest.approx(sum(rest) / len(rest), rel=0.06)
+
+
+def test_answers_that_still_run_count_as_longer():
+    """After the 30 shortest of 100 ended, the rest at 1,800 tokens must not be expected to end like those."""
+    lengths = sorted(LENGTHS[:100])
+    naive = learn(histogram(lengths[:40]), [], 8192)
+    told = learn(histogram(lengths[:40]), [lengths[40]] * 60, 8192)
+    truth = sum(lengths) / 100
+    assert naive.remaining(0) < 0.8 * truth
+    assert told.remaining(0) > 0.9 * truth
+
+
+def test_before_enough_have_finished_the_servers_own_clip_counts():
+    """min(max_new_tokens, 4096) less what is made; beyond it a little; never more than the allowance leaves."""
+    assert learn(histogram(LENGTHS[: ENOUGH_FINISHED - 1]), [], 8192) is None
+    assert remaining(None, 0, 8192) == 4096
+    assert remaining(None, 0, 1000) == 1000
+    assert remaining(None, 1000, 8192) == 3096
+    assert remaining(None, 5000, 8192) == LEAST_REMAINING
+    assert remaining(None, 8190, 8192) == 2
+    assert remaining(learn(histogram(LENGTHS), [], 8192), 0, 100) == 100
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [1] * 50, [7] * 50, [200_000] * 40, [1, 200_000] * 30])
+def test_a_curve_is_small_whole_and_survives_redis(lengths):
+    """At most 32 knots, rising, from 0, each expectation at least a token."""
+    curve = learn(histogram(lengths), [5, 500, 60_000], 262_144)
+    assert parse_curve(curve.dump()) == curve
+    assert len(curve.made) <= MOST_KNOTS
+    assert curve.made[0] == 0
+    assert list(curve.made) == sorted(set(curve.made))
+    assert min(curve.left) >= 1
