@@ -136,6 +136,8 @@ class RunFile(Strict):
     recipe_fingerprint: str
     datasets: list[InputFile] = Field(default_factory=list)
     samples: int = 1
+    filters: dict[str, Any] = Field(default_factory=dict)  #: what the samples on file were made with; {}: not said yet
+    retries: list[dict[str, Any]] = Field(default_factory=list)  #: completions asked again, and with what allowance
     versions: dict[str, str] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)  #: the model guarded beside the recipe: GUARDED fields
     servers: dict[str, dict[str, Any]] = Field(default_factory=dict)  #: server fingerprint → what it said of itself

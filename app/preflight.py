@@ -9,11 +9,18 @@ from pydantic import SecretStr
 
 from app.errors import Incomplete, UsageError
 from app.sglang.client import SGLangClient
-from app.sglang.faults import Fault
+from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo, Readiness
 
 _RETRY_SECONDS = 0.5
-_OTHERS_SECONDS = 5.0  # once one answers, the others have this long to be in the first survey
+_FIRST_SAY_SECONDS, _SAY_SECONDS = 1.0, 10.0  # trouble is said soon, then patiently
+_OTHERS_SECONDS = 5.0  # once one answers, those not heard of have this long to be in the first survey
+
+_REMEDY = {
+    FaultKind.UNAUTHORIZED: "set HEADRACE_API_KEY (or --api-key) to the key that it was started with",
+    FaultKind.BAD_PARAMETERS: "change --sampling or the option that it names",
+    FaultKind.UNUSABLE_VERSION: "then repeat the command",
+}
 
 Survey = dict[str, EndpointInfo | str]  # what it said of itself, or why it cannot be used yet
 
@@ -36,24 +43,30 @@ class _Surveyor:
     def __init__(self, client: SGLangClient, sampling: dict[str, Any], vocab_size: int, wait: float, say: Callable):
         self._client, self._sampling, self._vocab_size, self._wait, self._say = client, sampling, vocab_size, wait, say
         self._found: Survey = {}
-        self._loading = False
+        self._urls: Sequence[str] = ()
+        self._loading: set[str] = set()
 
     async def survey(self, urls: Sequence[str]) -> Survey:
+        self._urls = urls
         tasks = {asyncio.create_task(self._ask(url)) for url in urls}
-        started, said = time.monotonic(), 0.0
+        started, say_at = time.monotonic(), _FIRST_SAY_SECONDS
         try:
             while not self._usable():
-                done, tasks = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                done, tasks = await asyncio.wait(tasks, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 waited = time.monotonic() - started
                 if waited > self._wait and not self._loading and not self._usable():
-                    raise Incomplete(f"No endpoint answered within {self._wait:g} s: {self._troubles()}")
-                if waited - said >= 5.0:
-                    said = waited
+                    raise Incomplete(
+                        f"No endpoint answered within {self._wait:g} s: {self._troubles()}; start one or correct "
+                        "--endpoint, then repeat the command (--endpoint-wait SECONDS waits longer)."
+                    )
+                if waited >= say_at and not self._usable():
+                    say_at = waited + _SAY_SECONDS
                     self._say(f"waiting for an endpoint: {self._troubles()}")
-            if tasks:
-                done, tasks = await asyncio.wait(tasks, timeout=_OTHERS_SECONDS)
+            others_until = time.monotonic() + _OTHERS_SECONDS
+            while tasks and len(self._found) < len(urls) and time.monotonic() < others_until:
+                done, tasks = await asyncio.wait(tasks, timeout=0.1)
                 for task in done:
                     task.result()
         finally:
@@ -66,15 +79,18 @@ class _Surveyor:
         while True:
             try:
                 readiness = await self._client.is_ready(url)
-                self._loading = readiness is Readiness.LOADING
-                if readiness in (Readiness.READY, Readiness.UNKNOWN):
+                (self._loading.add if readiness is Readiness.LOADING else self._loading.discard)(url)
+                if readiness is Readiness.LOADING:
+                    self._found[url] = "it is loading"
+                elif readiness is Readiness.AWAY:
+                    await self._client.info(url)  # the probe keeps the evidence to itself; this one tells it
+                else:
                     await self._client.canary(url, self._sampling, vocab_size=self._vocab_size)
                     self._found[url] = await self._client.info(url)
                     return
-                self._found[url] = f"it is {readiness}"
             except Fault as fault:
                 if fault.fatal_for_run:
-                    raise UsageError(f"{fault.detail}.") from fault
+                    raise UsageError(f"{fault.detail}; {_REMEDY.get(fault.kind, 'correct --endpoint')}.") from fault
                 self._found[url] = fault.detail
             await asyncio.sleep(_RETRY_SECONDS)
 
@@ -82,4 +98,5 @@ class _Surveyor:
         return any(isinstance(found, EndpointInfo) for found in self._found.values())
 
     def _troubles(self) -> str:
-        return "; ".join(f"{url}: {found}" for url, found in self._found.items()) or "no answer yet"
+        found = {url: str(self._found.get(url, "no answer yet")) for url in self._urls}
+        return "; ".join(f"{url}: {text.removesuffix(f', at {url}')}" for url, text in found.items())

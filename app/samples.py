@@ -5,8 +5,8 @@ is 1 on each returned id, the stop token included, and 0 elsewhere. A sample is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
 
 import orjson
 
@@ -27,6 +27,23 @@ class SampleFilters:
     think_open_ids: tuple[int, ...] = ()  #: how the model's tokenizer writes `<think>`; () if it has none
     think_close_ids: tuple[int, ...] = ()  #: and `</think>`
     max_repeat: int | None = None  #: tokens of one passage said again and again that a completion may end in
+
+    def to_json(self) -> dict[str, Any]:
+        """As run.json says it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> Self:
+        """Back from `to_json`; what is not said is the default."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in said.items()})
+
+    def differences(self, other: Self) -> list[str]:
+        """One phrase per filter that differs, `truncated keep → drop`; the tokenizer's part is left out."""
+        mine, theirs = self.to_json(), other.to_json()
+        return [
+            f"{name} {mine[name] or 'off'} → {theirs[name] or 'off'}"
+            for name in mine if not name.startswith("think_") and mine[name] != theirs[name]
+        ]  # fmt: skip
 
 
 def sample_of(record: ResponseRecord, filters: SampleFilters, at: str) -> Sample | RejectedRecord:

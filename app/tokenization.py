@@ -81,9 +81,13 @@ class Renderer:
         except Exception as exc:  # a template is its author's program: whatever it raises is its verdict
             raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {_one_line(exc)}") from exc
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of these ids, control tokens included; for people, never to be tokenized again."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of these ids, control tokens included unless said; for people, never to be tokenized again."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text by itself, control tokens recognised, none added."""
+        return self._encode(text)
 
     @cached_property
     def vocab_size(self) -> int:

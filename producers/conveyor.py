@@ -49,6 +49,7 @@ class Conveyor:
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
         self._aside = {lane: _Aside() for lane in Lane}
+        self._unclaimed: dict[str, set[bytes]] = defaultdict(set)
         self.trouble: str | None = None
 
     def put(self, parcels: list[Parcel]) -> None:
@@ -104,31 +105,35 @@ class Conveyor:
             )
         )
 
-    def send_again(self, datasets: Iterable[str]) -> int:
-        """Send messages again for keys that nobody works on; returns how many."""
-        idle = self.lanes_are_empty()
-        total = 0
+    def send_again(self, datasets: Iterable[str], *, at_once: bool = False) -> int:
+        """Send messages again for keys that nobody works on; returns how many.
+
+        Those whose claim expired, always. Those never claimed, if no message waits: a message that a worker took and
+        did not claim died with it, or was lost; seen so twice in a row (`at_once`: once). Too often is harmless, a
+        worker that finds a key claimed or done ends at once.
+        """
+        idle, total = self.lanes_are_empty(), 0
         for dataset in datasets:
-            keys = self.patiently(
-                lambda dataset=dataset: scripts.call(
-                    self._client, "orphaned",
-                    [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)],
-                    [int(idle), _MOST_AGAIN],
-                )
-            )  # fmt: skip
-            if keys:
-                blobs = self.patiently(
-                    lambda dataset=dataset, keys=keys: self._client.hmget(self._keys.payload(dataset), keys)
-                )
+            expired = self._orphaned(dataset, unclaimed=False)
+            unclaimed = self._orphaned(dataset, unclaimed=True) if idle else set()
+            again = expired | (unclaimed if at_once else unclaimed & self._unclaimed[dataset])
+            self._unclaimed[dataset] = unclaimed - again
+            if again:
+                blobs = self.patiently(lambda d=dataset, keys=again: self._client.hmget(self._keys.payload(d), *keys))
                 self._publish([_parcel_of(blob) for blob in blobs if blob])
-                total += len(keys)
+                total += len(again)
         return total
 
     def lanes_are_empty(self) -> bool:
-        """Whether no message waits in any lane, nor is held by a worker."""
+        """Whether no message waits in any lane."""
         self._look(force=True)
-        held = self.patiently(lambda: self._client.zcard(CELERY_PREFIX + "unacked_index"))
-        return held == 0 and not any(self._queued.values())
+        return not any(self._queued.values())
+
+    def _orphaned(self, dataset: str, *, unclaimed: bool) -> set[bytes]:
+        keys = [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)]
+        return set(
+            self.patiently(lambda: scripts.call(self._client, "orphaned", keys, [int(unclaimed), _MOST_AGAIN]))
+        )
 
     def patiently(self, action: Callable[[], object]) -> object:
         """Do it; while Redis is away or full, say so and try again. Raises Stopped."""

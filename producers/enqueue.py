@@ -5,38 +5,33 @@ before it is sent. While waiting, lost messages are sent again, and if Redis los
 them: the files say what is missing, never the broker.
 """
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
-import orjson
 import redis
 from celery import Celery
 
-from app.identity import bytes_digest, row_digest, task_key
+from app.allowances import Allowances
+from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import RunManifest
 from app.reasons import STAGE_OF, Rejected
-from app.records import Conversation, RejectedRecord, completion_id
+from app.records import RejectedRecord, completion_id
 from app.rundir import RunDir
 from app.settings import RunSettings
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
+from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
-from producers.readers import RawRow, read_records
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
-from producers.shapes import ShapeOptions, conversation_of
 
 log = logging.getLogger(__name__)
-_CHUNK_ROWS = 64
 _RECONCILE_SECONDS = 20.0
 _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-
-Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
 
 
 def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> bool:
@@ -65,10 +60,11 @@ class _Reader:
     def __init__(self, settings: RunSettings, recipe: str, ledger: Ledger):
         self._recipe, self._ledger = recipe, ledger
         self._shapes, self._samples = shape_options(settings), settings.samples
+        self._allowances = Allowances(settings.out)
 
     def missing_of(self, dataset: str, chunk: Chunk, outstanding: set[str]) -> Iterator[Row | Refusal]:
         """Register a chunk in the ledger; what neither files nor `outstanding` keys have, to render or to refuse."""
-        read = [(file, raw, *self._read(raw)) for file, raw in chunk]
+        read = [(file, raw, *read_row(raw, self._shapes)) for file, raw in chunk]
         seen = self._ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
         for (_, raw, _, result), known in zip(read, seen, strict=True):
             if known.row_verdict or self._is_in(outstanding, dataset, known.row_id, -1):
@@ -82,17 +78,8 @@ class _Reader:
                 if index not in known.final and not self._is_in(outstanding, dataset, known.row_id, index)
             )  # fmt: skip
             if missing:
-                yield Row(dataset, known.row_id, _text(result.source_id), raw.number, result, missing)
-
-    def _read(self, raw: RawRow) -> tuple[str, Conversation | Rejected]:
-        """Identity of a record, and what it says or why it can't be used."""
-        if raw.error is not None:
-            return bytes_digest(raw.raw), raw.error
-        try:
-            conversation = conversation_of(raw.value, self._shapes)
-        except Rejected as verdict:
-            return bytes_digest(raw.raw), verdict
-        return row_digest(conversation), conversation
+                own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, known.row_id)
+                yield Row(dataset, known.row_id, own, raw.number, result, missing, allowances)
 
     def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
         return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
@@ -121,7 +108,7 @@ class Producer:
             self._publish_run()
             self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
-            self._send_again()
+            self._conveyor.send_again(self._names, at_once=True)
             self._pass()
             while wait and not self._complete():
                 self._pass()
@@ -212,40 +199,3 @@ class Producer:
         if self._stopped():
             raise Stopped
         self._send_again()
-
-
-def shape_options(settings: RunSettings) -> ShapeOptions:
-    """How rows are recognised, from the run's settings."""
-    return ShapeOptions(
-        prompt_field=settings.prompt_field, messages_field=settings.messages_field, turns=settings.turns,
-        system=settings.system,
-    )  # fmt: skip
-
-
-def interleave(datasets: list[Dataset], settings: RunSettings) -> Iterator[tuple[str, Chunk | None]]:
-    """Chunks of (file number, record) of each dataset in turn; None as a dataset's last chunk."""
-    readers = {dataset.name: _records(dataset, settings) for dataset in datasets}
-    while readers:
-        for name, reader in list(readers.items()):
-            chunk = list(itertools.islice(reader, _CHUNK_ROWS))
-            if chunk:
-                yield name, chunk
-            else:
-                yield name, None
-                del readers[name]
-
-
-def _records(dataset: Dataset, settings: RunSettings) -> Iterator[tuple[int, RawRow]]:
-    count = 0
-    for file, path in enumerate(dataset.paths):
-        for raw in read_records(path, max_row_bytes=settings.max_row_bytes):
-            if settings.limit is not None and count >= settings.limit:
-                return
-            count += 1
-            yield file, raw
-
-
-def _text(source_id: object) -> str:
-    if source_id is None:
-        return ""
-    return source_id if isinstance(source_id, str) else orjson.dumps(source_id).decode()

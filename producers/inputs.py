@@ -4,7 +4,10 @@ NAME defaults to the file's name without the extensions we know. A NAME may be g
 would share a default NAME are an error, and so is a file whose bytes are already in the run under another name.
 """
 
+import os
 import re
+import shlex
+import stat
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,8 +16,10 @@ from pathlib import Path
 
 from app.errors import UsageError
 from app.manifest import InputFile
+from producers.readers import read_records
 
 _EXTENSIONS = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".txt", ".gz", ".zst")
+_TAKEN = ("run.json", "run.json.tmp")  # files of ours that a dataset's folder would collide with
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -27,27 +32,26 @@ class Dataset:
 
 
 def parse_inputs(arguments: Iterable[str]) -> list[Dataset]:
-    """Datasets of the command line. Raises UsageError for a bad name, a missing, empty or unreadable file."""
+    """Datasets of the command line. Raises UsageError for a bad name, or a file without a readable row."""
     paths: dict[str, list[Path]] = defaultdict(list)
     by_default: dict[str, Path] = {}
+    seen: dict[tuple[int, int], Path] = {}
     for argument in arguments:
         name, path = _split(argument)
+        check_file(path)
+        _refuse_repeated(path, seen)
         if name is None:
             name = default_name(path)
             if name in by_default or name in paths:
                 other = by_default.get(name) or paths[name][0]
                 raise UsageError(
                     f"{other} and {path} would both be dataset {name}; "
-                    f"name them: {name}_a={other} {name}_b={path} (or one name for both, {name}={path})."
+                    f"name them: {name}_a={other} {name}_b={path} (one name for both makes them one dataset)."
                 )
             by_default[name] = path
         elif name in by_default:
             raise UsageError(f"Dataset {name} is named by {by_default[name]} already; give that one a NAME= too.")
-        if not _SAFE_NAME.fullmatch(name):
-            raise UsageError(
-                f"Dataset name {name!r} is no safe folder name; use letters, digits, . _ - (as NAME={path})."
-            )
-        check_file(path)
+        _refuse_unsafe(name, path)
         paths[name].append(path)
     return [Dataset(name, tuple(files)) for name, files in paths.items()]
 
@@ -61,17 +65,18 @@ def default_name(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises UsageError unless there is a readable, non-empty file."""
+    """Raises UsageError unless there is a readable file with a row in it."""
     try:
-        if path.is_dir():
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
             raise UsageError(f"{path} is a directory; name the files in it.")
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise UsageError(f"{path} is empty: there is no row in it.")
+        if not stat.S_ISREG(mode):
+            raise UsageError(f"{path} is no regular file, and a run reads its input more than once; save it to a file.")
+        next(iter(read_records(path)), None)
     except FileNotFoundError:
         raise UsageError(f"No such file: {path}.") from None
-    except OSError as exc:
-        raise UsageError(f"Cannot read {path}: {exc.strerror}.") from exc
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the name
+        raise UsageError(f"Cannot read {path}: {getattr(exc, 'strerror', None) or exc}.") from exc
 
 
 def describe(datasets: list[Dataset], before: list[InputFile]) -> list[InputFile]:
@@ -108,6 +113,23 @@ def with_digest(file: InputFile) -> InputFile:
 def _split(argument: str) -> tuple[str | None, Path]:
     """NAME and PATH; an argument that is a path with `=` in it wins over a name."""
     name, equals, rest = argument.partition("=")
-    if not equals or "/" in name or Path(argument).exists():
+    if not equals or os.path.exists(argument) or ("/" in name and not os.path.exists(rest)):
         return None, Path(argument)
     return name, Path(rest)
+
+
+def _refuse_repeated(path: Path, seen: dict[tuple[int, int], Path]) -> None:
+    """The same file twice would be each of its rows twice. Raises UsageError."""
+    status = path.stat()
+    other = seen.setdefault((status.st_dev, status.st_ino), path)
+    if other is not path:
+        raise UsageError(f"{path} is given twice (it is the same file as {other}); once is enough.")
+
+
+def _refuse_unsafe(name: str, path: Path) -> None:
+    """A name is a folder in OUT. Raises UsageError."""
+    if not _SAFE_NAME.fullmatch(name) or name in _TAKEN:
+        raise UsageError(
+            f"Dataset name {name!r} is no safe folder name; name it with letters, digits, . _ -: "
+            f"{shlex.quote(f'NAME={path}')}."
+        )

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from app.errors import HeadraceError
@@ -31,6 +31,11 @@ class Row:
     number: int
     conversation: Conversation | None  #: None: it could not be read
     missing: tuple[int, ...]  #: completion indices to get
+    allowances: dict[int, int] = field(default_factory=dict)  #: of single completions (-1: all), where not the run's
+
+    def wants(self, index: int, of_the_run: int) -> int:
+        """New tokens that a completion is to have."""
+        return self.allowances.get(index) or self.allowances.get(-1) or of_the_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +66,24 @@ def render(row: Row, renderer: Renderer, run: RunManifest, fit_output: bool) -> 
     """Tasks of a row, or the one refusal that stands for all of them."""
     try:
         ids = renderer.render(row.conversation)
-        allowance = _allowance(len(ids), run, fit_output)
+        wanted = [row.wants(index, run.max_new_tokens) for index in row.missing]
+        allowances = [_allowance(len(ids), run, tokens, fit_output) for tokens in wanted]
     except Rejected as verdict:
         return [Refusal(row, verdict.reason, verdict.detail)]
-    lane = lane_of(len(ids), allowance)
     parcels: Rendered = []
-    for index in row.missing:
+    for index, allowance in zip(row.missing, allowances, strict=True):
         task = Task(
             key=task_key(run.recipe, row.dataset, row.row_id, 0, index), dataset=row.dataset, row_id=row.row_id,
             source_id=row.source_id, row_number=row.number, turn=0, turns=1, completion_index=index,
             max_new_tokens=allowance, prompt_token_ids=ids,
         )  # fmt: skip
         task_id = completion_id(row.dataset, row.row_id, 0, index)
+        lane = lane_of(len(ids), allowance)
         parcels.append(Parcel(task.key, task_id, row.dataset, row.number, lane, pack_task(task)))
     return parcels
 
 
-def _allowance(num_prompt_tokens: int, run: RunManifest, fit_output: bool) -> int:
-    wanted = run.max_new_tokens
+def _allowance(num_prompt_tokens: int, run: RunManifest, wanted: int, fit_output: bool) -> int:
     if run.endpoints_for(num_prompt_tokens, wanted):
         return wanted
     room = run.output_room(num_prompt_tokens) or 0

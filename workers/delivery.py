@@ -66,6 +66,8 @@ def touch(channel) -> None:
     if not ages:
         return
     try:
-        channel.client.zadd(channel.unacked_index_key, ages, xx=True)
+        # Not `channel.client`: its one connection waits in BRPOP, and our reply would be taken for a message.
+        with channel.conn_or_acquire() as client:
+            client.zadd(channel.unacked_index_key, ages, xx=True)
     except (RedisError, OSError) as exc:
         log.warning("visibility_heartbeat_missed: %s", exc)

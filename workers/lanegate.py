@@ -13,8 +13,8 @@ from workers.admission import Admission
 
 log = logging.getLogger(__name__)
 #: Tasks of a lane that may wait in a worker; more where the worker holds more leases than this.
-WAITING_LEAST = 128
-_LOOK_SECONDS = 0.25
+WAITING_LEAST = 256
+_LOOK_SECONDS = 0.1
 
 
 def lane_gate(admission: Admission, lanes: tuple[str, ...]) -> type[bootsteps.StartStopStep]:
@@ -41,13 +41,13 @@ def lane_gate(admission: Admission, lanes: tuple[str, ...]) -> type[bootsteps.St
 
 
 def adjust(consumer, admission: Admission, lanes: tuple[str, ...]) -> None:
-    """Close the lanes of which enough wait here, open those of which less than half as many do."""
+    """Close the lanes of which enough wait here, open those of which markedly fewer do."""
     most = max(WAITING_LEAST, admission.held)
     for lane in map(Lane, lanes):
         waiting = admission.waiting_in(lane)
         if waiting > most:
             _set_open(consumer, lane, False)
-        elif waiting < most / 2:
+        elif waiting < most * 3 / 4:
             _set_open(consumer, lane, True)
 
 

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.cli.talk import PREFIX
 from app.store.embedded import end_with_parent
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class Child:
     name: str
     arguments: list[str]
     log_path: Path
+    environment: dict[str, str] = field(default_factory=dict)  #: what the command line of a process must not show
     process: subprocess.Popen | None = None
     started_at: float = 0.0
     deaths: int = 0
@@ -33,13 +35,19 @@ class Child:
         with self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
-                stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT), env=os.environ,
+                stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT),
+                env={**os.environ, **self.environment},
             )  # fmt: skip
         self.started_at = time.monotonic()
 
     def ended(self) -> int | None:
         """Exit status, or None while it runs or waits to be started again."""
         return self.process.poll() if self.process is not None else None
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process now."""
+        return self.process is not None and self.process.poll() is None
 
     def start_again(self) -> None:
         """After a death: at once the first time, then with growing pauses."""
@@ -56,7 +64,7 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal if it still runs."""
-        if self.process is not None and self.process.poll() is None:
+        if self.running:
             self.process.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
@@ -70,9 +78,12 @@ class Child:
         return True
 
     def last_words(self) -> str:
-        """The last line of its log."""
-        lines = self.log_path.read_text(errors="replace").strip().splitlines() if self.log_path.exists() else []
-        return lines[-1] if lines else ""
+        """The last line of its log, without our prefix."""
+        try:
+            lines = self.log_path.read_text("utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].removeprefix(PREFIX) if lines else ""
 
 
 def _how(process: subprocess.Popen) -> str:

@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import resources
 from pathlib import Path
 
-import click
-
+from app.cli.talk import say, show
 from app.errors import SOME_REJECTED, HeadraceError
 from app.store.embedded import end_with_parent
 
@@ -31,22 +30,23 @@ def run_demo(out: Path | None) -> int:
     data = Path(str(resources.files("app") / "demo_data"))
     out = out or Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     started = time.monotonic()
-    click.echo("Two simulated SGLang servers; the second one will crash on the way and come back.", err=True)
+    say("two simulated SGLang servers; the second one will crash on the way and come back")
     with ExitStack() as stack:
         urls = [
             stack.enter_context(simulated_server(data / "tokenizer", faults)) for faults in ({}, _CRASH)
         ]
         code = run_command({
             "inputs": [str(data / "gsm8k.jsonl"), str(data / "glaive_tools.json")], "endpoints": urls,
-            "tokenizer": str(data / "tokenizer"), "out": out, "max_new_tokens": 512, "request_timeout_seconds": 60.0, "temperature": 0.6,
+            "tokenizer": str(data / "tokenizer"), "out": out, "max_new_tokens": 512,
+            "request_timeout_seconds": 60.0, "temperature": 0.6,
         }, line_seconds=3.0)  # fmt: skip
     if code not in (0, SOME_REJECTED):
         return code
-    click.echo(f"\nheadrace verify {out}")
+    show(f"\nheadrace verify {out}")
     verify_command(out, as_json=False)
-    click.echo(f"\n{time.monotonic() - started:.0f} s. The files lie in {out}:")
+    show(f"\n{time.monotonic() - started:.0f} s. The files lie in {out}:")
     for path in [*sorted(out.glob("*/*.jsonl")), out / "run.json"]:
-        click.echo(f"  {path.relative_to(out)}  {path.stat().st_size:,} bytes")
+        show(f"  {path.relative_to(out)}  {path.stat().st_size:,} bytes")
     return 0
 
 

@@ -1,10 +1,10 @@
 """The commands that look: status and verify; and `simulate`, which serves."""
 
+import contextlib
 import json
 from pathlib import Path
 
-import click
-
+from app.cli.talk import show
 from app.errors import OK, StorageError, UsageError, VerificationFailed
 from app.rundir import RunDir
 
@@ -12,11 +12,19 @@ from app.rundir import RunDir
 def existing_run(out: Path):
     """The run in a directory. Raises UsageError if there is none."""
     from app.manifest import read_run_file
+    from app.offline.switch import finish_switch
 
     rundir = RunDir(out.absolute())
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; give the directory of a run.")
+    if not out.exists():
+        raise UsageError(f"No such directory: {out}.")
+    with contextlib.suppress(UsageError):  # whoever is at it finishes it
+        finish_switch(rundir)
     run_file = read_run_file(rundir.run_json)
     if run_file is None:
-        raise UsageError(f"{out} holds no run (no run.json in it).")
+        meant = f"; did you mean {out.parent}?" if (out.parent / "run.json").exists() else "."
+        raise UsageError(f"{out} holds no run (no run.json in it){meant}")
     return rundir, run_file
 
 
@@ -28,9 +36,9 @@ def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     rundir, run_file = existing_run(out)
     inventory = inventory_of(rundir, run_file, redis_url)
     if as_json:
-        click.echo(json.dumps(inventory, ensure_ascii=False))
+        show(json.dumps(inventory, ensure_ascii=False))
     else:
-        click.echo(render_table(inventory), nl=False)
+        show(render_table(inventory))
     return OK
 
 
@@ -40,7 +48,7 @@ def verify_command(out: Path, as_json: bool) -> int:
 
     rundir, _ = existing_run(out)
     report = verify(rundir)
-    click.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.render())
+    show(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.render())
     if not report.ok:
         raise VerificationFailed(f"{out} breaks a promise; the first places are listed above.")
     return OK
@@ -48,6 +56,7 @@ def verify_command(out: Path, as_json: bool) -> int:
 
 def simulate_command(host: str, port: int, config: str | None, faults: str | None) -> int:
     """`headrace simulate`: serves until it is told to stop; prints its URL when it listens."""
+    from app.cli.limits import slots_within_limits
     from app.settings import json_option
     from app.sglang.simulator import Faults, SimulatorConfig, serve
 
@@ -56,8 +65,9 @@ def simulate_command(host: str, port: int, config: str | None, faults: str | Non
         settings = SimulatorConfig(**json_option("--config", config), faults=wanted)
     except (ValueError, TypeError) as exc:
         raise UsageError(f"headrace simulate: {exc}.") from exc
+    slots_within_limits(10_000)
     try:
-        serve(settings, port, host, on_ready=lambda url: click.echo(url))
+        serve(settings, port, host, on_ready=show)
     except OSError as exc:
         raise StorageError(f"Cannot listen on {host}:{port}: {exc.strerror}.") from exc
     return OK

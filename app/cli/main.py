@@ -4,18 +4,24 @@ Heavy imports happen inside the commands, so that `--help` is instant.
 """
 
 import difflib
-import json
+import errno
+import re
 import sys
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from app import __version__
-from app.errors import INTERNAL, HeadraceError
+from app.cli import offline_commands
+from app.cli.talk import say, show, speak_utf8
+from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
+SETTABLE = ("run", "enqueue", "worker", "collect", "status", "verify")  #: what the settings file speaks to
 
 
 class Group(click.Group):
@@ -30,6 +36,20 @@ class Group(click.Group):
             if near:
                 raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
             raise
+
+
+class Urls(click.ParamType):
+    """URLs; several in one environment variable stand apart by spaces or commas."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As given: what is an URL is decided with the other settings."""
+        return str(value)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """`http://a:1 http://b:2` or `http://a:1,http://b:2`."""
+        return [url for url in re.split(r"[\s,]+", rv) if url]
 
 
 def option(*names: str, **attributes: Any):
@@ -53,11 +73,12 @@ def options(*decorators):
 
 redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
 api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
-json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 run_options = options(
     click.argument("inputs", nargs=-1, required=True, metavar="[NAME=]DATA..."),
-    option("--endpoint", "endpoints", multiple=True, required=True, metavar="URL", help="SGLang base URL; repeatable."),
+    option("--endpoint", "endpoints", multiple=True, required=True, type=Urls(), metavar="URL",
+           help="SGLang base URL; repeatable (in HEADRACE_ENDPOINT apart by spaces or commas)."),
     option("--tokenizer", required=True, metavar="DIR|NAME", help="Tokenizer with its chat template."),
     option("--out", required=True, type=click.Path(path_type=Path),
            help="Directory of this run; what is there is resumed."),
@@ -96,6 +117,9 @@ run_options = options(
     option("--max-sample-tokens", type=int, help="Longer samples are rejected."),
     option("--truncated", type=click.Choice(["keep", "drop"]), default="keep", show_default=True,
            help="What becomes of answers cut at their allowance."),
+    option("--unclosed-thinking", type=click.Choice(["keep", "drop"]), default="keep", show_default=True,
+           help="What becomes of answers that end inside their reasoning."),
+    option("--max-repeat", type=int, metavar="N", help="Samples that end in a loop of more tokens are rejected."),
     api_key_option,
 )  # fmt: skip
 
@@ -113,15 +137,17 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
     headrace run B1=data/glaive.jsonl B2=data/code.parquet --endpoint http://gpu1:30000 \\
              --tokenizer /models/Kimi-K2.5 --out runs/kimi
     headrace status runs/kimi
+
+    Every option can also stand in the environment (--max-new-tokens as HEADRACE_MAX_NEW_TOKENS) or in a settings
+    file (max-new-tokens = 8192; endpoint = ["http://gpu1:30000", "http://gpu2:30000"]). The command line wins over
+    the environment, the environment over the file.
     """
     path = settings_file or Path(_SETTINGS_FILE)
     if settings_file is None and not path.exists():
         return
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as exc:
-        raise click.UsageError(f"Cannot read settings file {path}: {exc}") from exc
-    ctx.default_map = dict.fromkeys(cli.commands, values)
+    from app.cli.settings_file import defaults_from
+
+    ctx.default_map = defaults_from(path, {name: cli.commands[name] for name in SETTABLE})
 
 
 @cli.command()
@@ -155,7 +181,7 @@ def demo(out: Path | None, seed: int) -> int:
 
 @cli.command()
 @run_options
-@click.option("--no-wait", is_flag=True, help="Leave when everything is enqueued, instead of staying until complete.")
+@option("--no-wait", is_flag=True, help="Leave when everything is enqueued, instead of staying until complete.")
 def enqueue(no_wait: bool, **values: Any) -> int:
     """The producer alone: fill the queues of a Redis that workers elsewhere serve.
 
@@ -181,9 +207,10 @@ def produce(out: Path, redis: str) -> int:
 @cli.command()
 @redis_option
 @option("--name", metavar="NAME", help="Name of this worker; the host is added (default: made up).")
-@option("--slots", type=int, default=1000, show_default=True, help="Tasks it holds at once.")
+@option("--slots", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Tasks it holds at once.")
 @option("--lane", "lanes", multiple=True, type=click.Choice(["short", "long"]), help="Lanes it serves (default: both).")
-@option("--drain-seconds", type=float, default=30.0, show_default=True, help="Time for running requests when stopping.")
+@option("--drain-seconds", type=click.FloatRange(0, 1e7), default=30.0, show_default=True,
+        help="Time for running requests when stopping.")
 @api_key_option
 def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ...], drain_seconds: float,
            api_key: str | None) -> int:  # fmt: skip
@@ -243,7 +270,7 @@ def verify(out: Path, as_json: bool) -> int:
 
 
 @cli.command()
-@click.option("--port", type=int, default=30000, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=30000, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--config", metavar="JSON", help="Fields of the simulator's configuration, as an object.")
 @click.option("--faults", metavar="JSON", help="Faults from the start, as an object.")
@@ -259,26 +286,46 @@ def simulate(port: int, host: str, config: str | None, faults: str | None) -> in
     return simulate_command(host, port, config, faults)
 
 
-def main() -> None:
-    """Entry point: exit codes of design, no traceback for a foreseeable fault."""
+offline_commands.add_to(cli)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: exit codes of design, one sentence and no traceback for a foreseeable fault."""
+    speak_utf8()
     try:
-        status_code = cli.main(standalone_mode=False)
+        code = cli.main(arguments, prog_name="headrace", standalone_mode=False)
     except click.exceptions.Abort:
-        sys.exit(3)
+        say("stopped")
+        code = INCOMPLETE
+    except click.exceptions.NoArgsIsHelpError as exc:
+        show(exc.format_message())
+        code = USAGE
     except click.ClickException as exc:
-        exc.show()
-        sys.exit(exc.exit_code)
+        say(_usage_sentence(exc))
+        code = USAGE
     except HeadraceError as exc:
-        click.echo(f"headrace: {exc}", err=True)
-        sys.exit(exc.exit_code)
-    except BrokenPipeError:
-        sys.exit(INTERNAL)
-    sys.exit(status_code if isinstance(status_code, int) else 0)
+        say(str(exc))
+        code = exc.exit_code
+    except OSError as exc:
+        if exc.filename is None and exc.errno not in _DISK:
+            raise  # the network's have their own words where they happen: this one is a bug
+        say(f"{exc.strerror}{f': {exc.filename}' if exc.filename else ''}; mend it and repeat the command.")
+        code = STORAGE
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def echo_json(value: object) -> None:
-    """Print data."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+def _usage_sentence(exc: click.ClickException) -> str:
+    """click's message with the nearest option that exists, and where to read more."""
+    message = exc.format_message()
+    if isinstance(exc, click.NoSuchOption):
+        near = f"; did you mean {exc.possibilities[0]!r}?" if exc.possibilities else ""
+        message = f"No such option {exc.option_name!r}{near}"
+    context = getattr(exc, "ctx", None)
+    parameter = getattr(exc, "param", None)
+    if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.ENVIRONMENT:
+        message = f"{message.removesuffix('.')} (from {parameter.envvar})"
+    end = "" if message.endswith((".", "?")) else "."
+    return f"{message}{end} See `{context.command_path if context else 'headrace'} --help`."
 
 
 if __name__ == "__main__":

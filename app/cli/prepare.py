@@ -10,11 +10,13 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import redis
 from pydantic import SecretStr
 
 import app
+from app.cli.talk import say
 from app.errors import RecipeChanged, StorageError, UsageError
 from app.manifest import (
     InputFile,
@@ -28,12 +30,14 @@ from app.manifest import (
     refuse_other_recipe,
     write_run_file,
 )
+from app.offline.switch import finish_switch
 from app.preflight import survey
 from app.rundir import RunDir
+from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
 from app.sglang.sampling import sampling_body
 from app.sglang.wire import EndpointInfo
-from app.store.connection import translated
+from app.store.connection import connect, translated
 from app.store.keys import RUNS, EndpointKeys, RunKeys
 from app.tokenization import Renderer, RenderOptions
 from app.urls import endpoint_key, normalise
@@ -55,12 +59,23 @@ class Prepared:
     vocab_size: int
 
 
+def check_cheaply(settings: RunSettings) -> None:
+    """What needs no tokenizer and no directory of ours. Raises UsageError."""
+    sampling_body(_sampling_options(settings))  # again later, when the vocabulary is known
+    for url in settings.endpoints:
+        normalise(url)
+    if settings.redis is not None:
+        connect(settings.redis).close()  # connects at its first command, not here
+    parse_inputs(settings.inputs)
+
+
 def prepare(settings: RunSettings) -> Prepared:
     """Check input, directory and recipe; make or resume run.json. Raises UsageError, RecipeChanged, StorageError."""
     datasets = parse_inputs(settings.inputs)
     urls = list(dict.fromkeys(normalise(url) for url in settings.endpoints))
     rundir = make_directory(settings.out)
-    before = read_run_file(rundir.run_json)
+    finish_switch(rundir)
+    before = _begun(rundir, datasets)
     files = describe(datasets, [f for f in (before.datasets if before else []) if f.sha256])
     date = before.recipe.rendering.get("date") if before else None
     renderer = Renderer(render_options(settings, date or datetime.now(UTC).date().isoformat()))
@@ -69,28 +84,76 @@ def prepare(settings: RunSettings) -> Prepared:
     if before is not None:
         refuse_other_recipe(before, recipe, settings.out)
     run_file = (before or _new_run(recipe)).model_copy(
-        update={"datasets": _merge(before.datasets if before else [], files), "samples": settings.samples}
-    )
+        update={
+            "datasets": _merge(before.datasets if before else [], files), "samples": settings.samples,
+            "filters": _filters_in_force(before, filters_of(settings, renderer), settings.out).to_json(),
+        }
+    )  # fmt: skip
     write_run_file(rundir.run_json, run_file)
     save_settings(rundir.private / "settings.json", settings)
     return Prepared(settings, rundir, datasets, urls, run_file, vocab_size)
 
 
+def filters_of(settings: RunSettings, renderer: Renderer) -> SampleFilters:
+    """Which completions become no sample, from the run's settings and the tokenizer's way to write its reasoning."""
+    return SampleFilters(
+        max_sample_tokens=settings.max_sample_tokens, truncated=settings.truncated,
+        unclosed_thinking=settings.unclosed_thinking, max_repeat=settings.max_repeat,
+        think_open_ids=tuple(renderer.encode("<think>")), think_close_ids=tuple(renderer.encode("</think>")),
+    )  # fmt: skip
+
+
+def _filters_in_force(before: RunFile | None, given: SampleFilters, out: Path) -> SampleFilters:
+    """All samples of a run pass the same filters: those on file stay until `headrace tokenize` changes them."""
+    if before is None or not before.filters:
+        return given
+    in_force = SampleFilters.from_json(before.filters)
+    if changes := in_force.differences(given):
+        say(
+            f"the samples in {out} were made with other filters ({', '.join(changes)}); theirs stay in force. "
+            f"To change all of them: headrace tokenize {out} --help"
+        )
+    return in_force
+
+
 def make_directory(out: Path) -> RunDir:
     """Make the output directory. Raises UsageError if something else stands there, StorageError if it can't be made."""
     rundir = RunDir(out.absolute())
+    if out.is_file():
+        raise UsageError(f"--out {out} is a file; give a directory.")
+    if rundir.private.exists() and not rundir.private.is_dir():
+        raise UsageError(f"{rundir.private} is no directory of ours; move it away, or choose another --out.")
     try:
         rundir.logs.mkdir(parents=True, exist_ok=True)
         probe = rundir.private / "writable"
         probe.write_bytes(b"")
         probe.unlink()
-    except FileExistsError:
-        raise UsageError(f"--out {out} is a file; give a directory.") from None
-    except NotADirectoryError:
+    except (FileExistsError, NotADirectoryError):
         raise UsageError(f"--out {out} lies below a file; give a directory.") from None
+    except ValueError as exc:
+        raise UsageError(f"--out {str(out)!r} is no path: {exc}.") from exc
     except OSError as exc:
         raise StorageError(f"Cannot write in --out {out}: {exc.strerror}.") from exc
     return rundir
+
+
+def _begun(rundir: RunDir, datasets: list[Dataset]) -> RunFile | None:
+    """The run in the directory. None if it never met an endpoint: then nothing was sent, and its recipe may change.
+
+    Raises UsageError for what stands where our files go and is not known to be this run's.
+    """
+    before = read_run_file(rundir.run_json)
+    if before is not None:
+        return before if before.servers or rundir.datasets_on_disk() else None
+    if strange := sorted({dataset.name for dataset in datasets} & set(rundir.datasets_on_disk())):
+        raise UsageError(
+            f"{rundir.out / strange[0]} holds results, but {rundir.run_json} is missing, so nobody knows their recipe; "
+            "put it back, or choose another --out."
+        )
+    for folder in (rundir.out / dataset.name for dataset in datasets):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is a file, and a dataset of that name needs a folder; choose another --out.")
+    return None
 
 
 def render_options(settings: RunSettings, date: str | None, vocab_size: int | None = None) -> RenderOptions:
@@ -104,18 +167,20 @@ def render_options(settings: RunSettings, date: str | None, vocab_size: int | No
 
 def recipe_of(settings: RunSettings, renderer: Renderer, vocab_size: int) -> Recipe:
     """All that we decide about the answer."""
-    options = {
-        "max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature, "top_p": settings.top_p,
-        "top_k": settings.top_k, **settings.sampling,
-    }  # fmt: skip
     rendering = {
         "turns": settings.turns, "system": settings.system, "prompt_field": settings.prompt_field,
         "messages_field": settings.messages_field, "fit_output": settings.fit_output,
         "date": renderer.options.date if renderer.is_dated else None,
     }  # fmt: skip
-    return Recipe(
-        tokenizer=renderer.fingerprint(), rendering=rendering, sampling=sampling_body(options, vocab_size=vocab_size)
-    )
+    sampling = sampling_body(_sampling_options(settings), vocab_size=vocab_size)
+    return Recipe(tokenizer=renderer.fingerprint(), rendering=rendering, sampling=sampling)
+
+
+def _sampling_options(settings: RunSettings) -> dict[str, Any]:
+    return {
+        "max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature, "top_p": settings.top_p,
+        "top_k": settings.top_k, **settings.sampling,
+    }  # fmt: skip
 
 
 def meet_endpoints(
@@ -125,7 +190,7 @@ def meet_endpoints(
     settings = prepared.settings
     sampling = prepared.run_file.recipe.sampling
     found = survey(
-        prepared.urls, sampling, api_key=api_key, vocab_size=_padded(prepared.vocab_size),
+        prepared.urls, sampling, api_key=api_key, vocab_size=padded(prepared.vocab_size),
         wait_seconds=settings.endpoint_wait_seconds, say=say,
     )  # fmt: skip
     run_file = _guard_model(prepared, found)
@@ -135,7 +200,7 @@ def meet_endpoints(
     manifest = RunManifest(
         run_id=run_file.run_id, recipe=run_file.recipe_fingerprint, sampling=sampling, endpoints=prepared.urls,
         vocab_size=min(prepared.vocab_size, model_vocab or prepared.vocab_size),
-        output_vocab_size=model_vocab or _padded(prepared.vocab_size), server=run_file.server,
+        output_vocab_size=model_vocab or padded(prepared.vocab_size), server=run_file.server,
         limits={url: Limits(context_tokens=i.usable_context, prompt_tokens=i.max_req_input_len)
                 for url, i in infos.items()},
         concurrency=settings.concurrency, short_concurrency=settings.short_concurrency,
@@ -202,6 +267,6 @@ def _model_vocabulary(info: EndpointInfo) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _padded(vocab_size: int) -> int:
+def padded(vocab_size: int) -> int:
     """Models pad their vocabulary beyond what the tokenizer can make; a multiple of 1,024 covers those we know."""
     return -(-vocab_size // _VOCABULARY_PADDING) * _VOCABULARY_PADDING

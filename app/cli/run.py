@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import click
 from pydantic import SecretStr
 
+from app.cli.limits import limits_sentence, slots_within_limits
+from app.cli.talk import say, show
 from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
 from app.lock import Held, hold
 from app.rundir import RunDir
@@ -23,14 +24,18 @@ from app.settings import json_option, load_settings, settings_of
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
-    from app.cli.prepare import make_directory, prepare
+    api_key = take_api_key(values)
+    settings = checked(values)  # before the imports below: a wrong option is told at once
+    from app.cli.prepare import check_cheaply, make_directory, prepare
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
     from producers.enqueue import is_complete
 
-    api_key = take_api_key(values)
-    settings = checked(values)
+    check_cheaply(settings)
+    if (slots := slots_within_limits(settings.slots)) < settings.slots:
+        say(limits_sentence(settings.slots, slots))
+        settings = settings.model_copy(update={"slots": slots})
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
     with hold(rundir.lock, "running this directory") as held:
@@ -40,7 +45,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         with View(line_seconds) as view:
             supervisor = Supervisor(prepared, view, held, api_key)
             code = supervisor.run()
-        click.echo(render_table(supervisor.final), nl=False)
+        show(render_table(supervisor.final))
         return code
 
 
@@ -50,20 +55,21 @@ def _show_complete(prepared) -> int:
     from app.inventory import render_table
 
     shown = inventory_of(prepared.rundir, prepared.run_file, None)
-    click.echo(render_table(shown), nl=False)
+    show(render_table(shown))
     return SOME_REJECTED if shown["totals"]["rejected"] else OK
 
 
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
-    from app.cli.prepare import make_directory, meet_endpoints, prepare
-    from app.store.connection import check, connect, translated
-
     api_key = take_api_key(values)
     settings = checked(values)
     if settings.redis is None:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
+    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare
+    from app.store.connection import check, connect, translated
+
     log_to(None)
+    check_cheaply(settings)
     rundir = make_directory(settings.out)
     with hold(rundir.lock, "enqueueing this directory"):
         prepared = prepare(settings)
@@ -125,11 +131,14 @@ def worker_command(
     if not redis_url:
         raise UsageError("headrace worker needs --redis URL: the Redis that the producer uses.")
     log_to(None)
+    if (held := slots_within_limits(slots)) < slots:
+        say(limits_sentence(slots, held))
+        slots = held
     client = connect(redis_url)
     with translated(redis_url):
         check(client, redis_url)
     client.close()
-    key = SecretStr(api_key) if api_key else None
+    key = checked_key(api_key)
     full_name = worker_name(name or uuid.uuid4().hex[:8])
     return run_worker(
         WorkerSettings(
@@ -141,24 +150,24 @@ def worker_command(
 
 def collect_command(out: Path, redis_url: str | None) -> int:
     """`headrace collect`: under the writer lock, until told to stop."""
-    from app.manifest import read_run_file
+    from app.cli.inspect import existing_run
+    from app.offline.switch import finish_switch
     from app.samples import SampleFilters
-    from app.store.connection import connect
+    from app.store.connection import check, connect, translated
     from workers.collector import Collector
 
     if not redis_url:
         raise UsageError("headrace collect needs --redis URL: the Redis that the workers use.")
     log_to(None)
-    rundir = RunDir(out.absolute())
-    run_file = read_run_file(rundir.run_json)
-    if run_file is None:
-        raise UsageError(f"{out} holds no run.json; `headrace enqueue … --out {out}` makes it.")
-    settings = load_settings(rundir.private / "settings.json")
-    filters = SampleFilters(max_sample_tokens=settings.max_sample_tokens, truncated=settings.truncated)
+    finish_switch(RunDir(out.absolute()))
+    rundir, run_file = existing_run(out)
+    filters = SampleFilters.from_json(run_file.filters)
     stop = stop_event()
     with ExitStack() as stack:
         held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
-        collector = Collector(rundir, connect(redis_url), run_file.run_id, filters)
+        with translated(redis_url):
+            check(client := connect(redis_url), redis_url)
+        collector = Collector(rundir, client, run_file.run_id, filters)
         collector.stopping, collector.heartbeat = stop, held.touch
         collector.run()
     return OK
@@ -186,11 +195,18 @@ def checked(values: dict[str, Any]):
 
 def take_api_key(values: dict[str, Any]) -> SecretStr | None:
     """Take the key out of the settings and into the environment of the children: never an argument of theirs."""
-    key = values.pop("api_key", None)
-    if not key:
-        return None
-    os.environ["HEADRACE_API_KEY"] = key
-    return SecretStr(key)
+    key = checked_key(values.pop("api_key", None))
+    if key is not None:
+        os.environ["HEADRACE_API_KEY"] = key.get_secret_value()
+    return key
+
+
+def checked_key(text: str | None) -> SecretStr | None:
+    """A key that can stand in an HTTP header. Raises UsageError, without the key in it."""
+    key = (text or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError("--api-key holds characters that no HTTP header can carry; give the key alone.")
+    return SecretStr(key) if key else None
 
 
 def stop_event() -> threading.Event:
@@ -216,17 +232,15 @@ def patient(action: Callable[[], Any], seconds: float = 30.0) -> Any:
             time.sleep(0.5)
 
 
-def say(text: str) -> None:
-    """Talk goes to stderr."""
-    click.echo(text, err=True)
-
-
 def log_to(path: Path | None) -> None:
     """Logs go to stderr, one line each, times in UTC; those of `run` and its children into OUT/.headrace/logs."""
     formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
-    handler = logging.FileHandler(path) if path else logging.StreamHandler(sys.stderr)
+    handler = logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(os.environ.get("HEADRACE_LOG_LEVEL", "WARNING").upper())
+    level = os.environ.get("HEADRACE_LOG_LEVEL", "WARNING").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise UsageError(f"HEADRACE_LOG_LEVEL={level} is no level; take DEBUG, INFO, WARNING or ERROR.")
+    root.setLevel(level)

@@ -18,7 +18,18 @@ from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints
 from app.cli.view import View
 from app.cli.watching import facts_of, live_of, state_of, waiting_for
-from app.errors import OK, SOME_REJECTED, HeadraceError, Incomplete, StorageError, UsageError
+from app.errors import (
+    INTERNAL,
+    OK,
+    RECIPE_CHANGED,
+    SOME_REJECTED,
+    USAGE,
+    HeadraceError,
+    Incomplete,
+    RecipeChanged,
+    StorageError,
+    UsageError,
+)
 from app.inventory import inventory
 from app.ledger import Ledger
 from app.lock import HEARTBEAT_SECONDS as LOCK_SECONDS
@@ -34,6 +45,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _KILL_SECONDS = 10.0
 _MOST_DEATHS = 20
+_MOST_INTERNAL = 4  # an error of ours repeats itself
 
 
 @dataclass
@@ -100,16 +112,17 @@ class Supervisor:
     def _start_children(self) -> None:
         out, settings = str(self.prepared.rundir.out), self.prepared.settings
         commands = {
-            "collector": ["collect", out, "--redis", self._url],
-            "producer": ["produce", out, "--redis", self._url],
+            "collector": ["collect", out],
+            "producer": ["produce", out],
         }
         for n in range(1, settings.workers + 1):
             commands[f"worker-{n}"] = [
-                "worker", "--redis", self._url, "--name", f"{self.prepared.run_file.run_id}-{n}",
+                "worker", "--name", f"{self.prepared.run_file.run_id}-{n}",
                 "--slots", str(settings.slots), "--drain-seconds", str(settings.drain_seconds),
             ]  # fmt: skip
         for name, arguments in commands.items():
-            self._children[name] = Child(name, arguments, self.prepared.rundir.logs / f"{name}.log")
+            log_path = self.prepared.rundir.logs / f"{name}.log"
+            self._children[name] = Child(name, arguments, log_path, {"HEADRACE_REDIS": self._url})
             self._children[name].start()
 
     def _watch(self) -> int:
@@ -157,7 +170,7 @@ class Supervisor:
         if not self.wanted_stops:
             return False
         asked = [child for name, child in self._children.items() if name.startswith(("worker", "producer"))]
-        return all(child.ended() is not None for child in asked)
+        return not any(child.running for child in asked)
 
     def _revive(self) -> None:
         if self.wanted_stops:
@@ -170,10 +183,7 @@ class Supervisor:
                 continue
             if child.name == "producer" and child.ended() == 0:
                 continue
-            if child.name == "producer" and child.ended() in (2, 6):
-                raise UsageError(child.last_words().removeprefix("headrace: "))
-            if child.deaths >= _MOST_DEATHS:
-                raise HeadraceError(f"{child.name} died {child.deaths} times in a row; see {child.log_path}.")
+            _refuse_hopeless(child)
             if child.process is not None:
                 self.view.say(f"{child.name} ended; starting it again")
                 self._end_holds(child)
@@ -205,6 +215,20 @@ class Supervisor:
                 collector.signal(signal.SIGKILL)
 
 
+def _refuse_hopeless(child: Child) -> None:
+    """Raise what a child said if starting it again cannot help: what a person must change, or many deaths in a row."""
+    status = child.ended()
+    if status in (USAGE, RECIPE_CHANGED):
+        raise _error(status, child.last_words())
+    if status is not None and child.deaths >= (_MOST_INTERNAL if status == INTERNAL else _MOST_DEATHS):
+        times = f"{child.name} ended {child.deaths + 1} times in a row"
+        raise _error(status, f"{times} ({child.last_words()}); see {child.log_path}.")
+
+
 def _halted(halt: dict) -> HeadraceError:
-    kinds = {2: UsageError, 4: StorageError}
-    return kinds.get(halt["exit_code"], HeadraceError)(halt["message"])
+    return _error(halt["exit_code"], halt["message"])
+
+
+def _error(status: int, message: str) -> HeadraceError:
+    kinds = {kind.exit_code: kind for kind in (UsageError, StorageError, RecipeChanged)}
+    return kinds.get(status, HeadraceError)(message)

@@ -1,6 +1,6 @@
 """What a person sees while a run goes on: a calm table on a terminal, a line every 30 seconds elsewhere. On stderr."""
 
-import sys
+import contextlib
 import time
 from collections import deque
 from typing import Any
@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from app.cli.talk import PREFIX, say
 from app.store.live import EndpointNow, RunNow
 
 _RATE_SECONDS = 60.0
@@ -30,20 +31,22 @@ class View:
 
     def __enter__(self) -> "View":
         if self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+            self._live = Live(Text("starting"), console=self._console, refresh_per_second=4, transient=False)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def say(self, text: str) -> None:
         """A sentence that stays."""
-        if self._live is not None:
-            self._console.print(Text(text))
-        else:
-            print(text, file=sys.stderr, flush=True)
+        if self._live is None:
+            say(text)
+            return
+        with contextlib.suppress(OSError):  # the terminal was closed: the run drains, with nobody to tell
+            self._console.print(Text(PREFIX + text))
 
     def show(self, shown: dict[str, Any], now: RunNow | None, waiting: str) -> None:
         """The state now; `shown` is an inventory."""
@@ -52,7 +55,7 @@ class View:
             self._note_change(endpoint)
         self._note_rate(totals["tokenized"] + totals["rejected"])
         if self._live is not None:
-            self._live.update(self._table(shown, now, waiting))
+            self._live.update(self._table(shown, now, waiting))  # drawn by a thread of its own
         elif time.monotonic() >= self._line_at or shown["complete"]:
             self._line_at = time.monotonic() + self._line_seconds
             self.say(self._line(shown, waiting))
@@ -61,7 +64,7 @@ class View:
         since = self._away.get(endpoint.url)
         if since is None and endpoint.open_since is not None:
             self._away[endpoint.url] = endpoint.open_since
-            self.say(f"{endpoint.url} is away: {endpoint.evidence}")
+            self.say(f"{endpoint.url} is away: {_evidence(endpoint)}")
         elif since is not None and endpoint.open_since is None:
             del self._away[endpoint.url]
             self.say(f"{endpoint.url} answers again, after {_clock(time.time() - since)}")
@@ -120,8 +123,13 @@ def _endpoint_line(endpoint: EndpointNow) -> Text:
         line.append(f"{endpoint.url}  {endpoint.requests} requests{share}")
     else:
         line.append("○ ", "red")
-        line.append(f"{endpoint.url}  away for {_clock(time.time() - endpoint.open_since)}: {endpoint.evidence}")
+        line.append(f"{endpoint.url}  away for {_clock(time.time() - endpoint.open_since)}: {_evidence(endpoint)}")
     return line
+
+
+def _evidence(endpoint: EndpointNow) -> str:
+    """Without the URL, which stands before it."""
+    return endpoint.evidence.removesuffix(f", at {endpoint.url}")
 
 
 def _known(number: int) -> str:

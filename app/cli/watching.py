@@ -5,6 +5,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from app.errors import UsageError
 from app.inventory import Live, RunFacts, inventory
 from app.ledger import Ledger
 from app.lock import holder
@@ -52,8 +53,10 @@ def live_of(now: RunNow | None, completions_per_second: float = 0.0) -> Live | N
 
 def find_run(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> RunNow | None:
     """A look at the run's Redis: the one given, the private one, or the one of its settings. None if none answers."""
-    settings_file = rundir.private / "settings.json"
-    settings = load_settings(settings_file) if settings_file.exists() else None
+    try:
+        settings = load_settings(rundir.private / "settings.json")
+    except UsageError:  # without them we know less, and the files still say what is done
+        settings = None
     url = redis_url or noted_address(rundir.redis) or (settings.redis if settings else None)
     if url is None:
         return None

@@ -208,13 +208,22 @@ class Ledger(Store):
                 while not self._index(dataset, name, stops[name]):
                     pass  # another process indexed a part meanwhile: go on behind it
 
+    def read_anew(self, datasets: Iterable[str]) -> None:
+        """Forget what the files of these datasets said, because they were replaced; the rows of the input stay."""
+        with self._transaction():
+            for dataset in datasets:
+                self._forget_files(self._find_dataset(dataset))
+
     def _forget_changed_files(self, dataset: str) -> None:
         with self._transaction():
             ds = self._find_dataset(dataset)
             read = self._db.execute("SELECT name, offset, mark FROM file WHERE dataset = ?", (ds,)).fetchall()
             if any(mark_of(self._rundir.file(dataset, name), offset) != mark for name, offset, mark in read):
-                for table in ("completion", "part", "file", "tally"):
-                    self._db.execute(f"DELETE FROM {table} WHERE dataset = ?", (ds,))
+                self._forget_files(ds)
+
+    def _forget_files(self, ds: int) -> None:
+        for table in ("completion", "part", "file", "tally"):
+            self._db.execute(f"DELETE FROM {table} WHERE dataset = ?", (ds,))
 
     def _index(self, dataset: str, name: str, stop: int) -> bool:
         with self._transaction("DEFERRED"):

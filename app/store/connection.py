@@ -35,7 +35,10 @@ def check(client: redis.Redis, url: str) -> None:
     """Refuse a Redis that can't be trusted with a queue. Raises StorageError or UsageError with the remedy."""
     with translated(url):
         client.ping()
+        role = client.info("replication").get("role", "master")
         policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
+    if role != "master":
+        raise UsageError(f"Redis at {safe_url(url)} is a read-only replica; give the address of its primary.")
     if policy != "noeviction":
         raise UsageError(
             f"Redis at {safe_url(url)} evicts keys when it is full (maxmemory-policy {policy}) and would lose queued "
@@ -49,7 +52,7 @@ def translated(url: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as exc:
-        raise StorageError(f"Redis at {safe_url(url)} refuses the password or user: {exc}.") from exc
+        raise StorageError(f"Redis at {safe_url(url)} refuses the password or user: {str(exc).rstrip('.')}.") from exc
     except OutOfMemoryError as exc:
         raise StorageError(f"Redis at {safe_url(url)} is full (maxmemory); raise maxmemory or free it.") from exc
     except AWAY as exc:

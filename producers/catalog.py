@@ -1,0 +1,101 @@
+"""The rows of the input, one after the other, each with its identity: for the producer, and for whoever asks later.
+
+Invariant: the same input gives the same rows with the same ids, whoever reads it.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import orjson
+
+from app.identity import bytes_digest, row_digest
+from app.ledger import Ledger
+from app.reasons import Rejected
+from app.records import Conversation
+from app.settings import RunSettings
+from producers.inputs import Dataset
+from producers.readers import RawRow, read_records
+from producers.shapes import ShapeOptions, conversation_of
+
+_CHUNK_ROWS = 64
+
+Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """A row of the input: who it is, what it says (or why it cannot be used), and what the files have of it."""
+
+    dataset: str
+    row_id: str
+    source_id: str
+    number: int
+    result: Conversation | Rejected = field(repr=False)
+    final: frozenset[int]  #: completion indices that need no generation
+    row_verdict: bool  #: the whole row was rejected
+
+
+def rows_of(datasets: list[Dataset], settings: RunSettings, ledger: Ledger) -> Iterator[InputRow]:
+    """All rows, dataset by dataset, in order; the ledger registers them, as in a pass of the producer."""
+    shapes = shape_options(settings)
+    ledger.begin_pass(settings.samples, [dataset.name for dataset in datasets])
+    for one in datasets:
+        for dataset, chunk in interleave([one], settings):
+            if chunk is None:
+                ledger.end_pass(dataset)
+                continue
+            read = [(file, raw, *read_row(raw, shapes)) for file, raw in chunk]
+            seen = ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
+            for (_, raw, _, result), known in zip(read, seen, strict=True):
+                own = "" if isinstance(result, Rejected) else source_id_text(result.source_id)
+                yield InputRow(dataset, known.row_id, own, raw.number, result, known.final, known.row_verdict)
+
+
+def read_row(raw: RawRow, shapes: ShapeOptions) -> tuple[str, Conversation | Rejected]:
+    """Identity of a record, and what it says or why it can't be used."""
+    if raw.error is not None:
+        return bytes_digest(raw.raw), raw.error
+    try:
+        conversation = conversation_of(raw.value, shapes)
+    except Rejected as verdict:
+        return bytes_digest(raw.raw), verdict
+    return row_digest(conversation), conversation
+
+
+def shape_options(settings: RunSettings) -> ShapeOptions:
+    """How rows are recognised, from the run's settings."""
+    return ShapeOptions(
+        prompt_field=settings.prompt_field, messages_field=settings.messages_field, turns=settings.turns,
+        system=settings.system,
+    )  # fmt: skip
+
+
+def interleave(datasets: list[Dataset], settings: RunSettings) -> Iterator[tuple[str, Chunk | None]]:
+    """Chunks of (file number, record) of each dataset in turn; None as a dataset's last chunk."""
+    readers = {dataset.name: _records(dataset, settings) for dataset in datasets}
+    while readers:
+        for name, reader in list(readers.items()):
+            chunk = list(itertools.islice(reader, _CHUNK_ROWS))
+            if chunk:
+                yield name, chunk
+            else:
+                yield name, None
+                del readers[name]
+
+
+def _records(dataset: Dataset, settings: RunSettings) -> Iterator[tuple[int, RawRow]]:
+    count = 0
+    for file, path in enumerate(dataset.paths):
+        for raw in read_records(path, max_row_bytes=settings.max_row_bytes):
+            if settings.limit is not None and count >= settings.limit:
+                return
+            count += 1
+            yield file, raw
+
+
+def source_id_text(source_id: object) -> str:
+    """A row's own id as our files have it, "" for none."""
+    if source_id is None:
+        return ""
+    return source_id if isinstance(source_id, str) else orjson.dumps(source_id).decode()
