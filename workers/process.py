@@ -6,11 +6,10 @@ second Ctrl-C, stops at once. Either way everything unfinished is back in the qu
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import logging
 import os
-import resource
 import signal
+import threading
 import warnings
 
 from celery import Celery, signals
@@ -27,26 +26,12 @@ from workers.pool import LoopPool, loop, wait_for
 log = logging.getLogger(__name__)
 
 
-_OTHER_FILES = 100  # Redis, logs, the loop: everything that is no connection to an endpoint
-
-
-def open_files_for(slots: int) -> int:
-    """Raise the limit of open files as far as `slots` connections need; returns the slots that are possible."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = slots + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return slots
-    possible = max(1, soft - _OTHER_FILES)
-    log.warning("slots_lowered from %d to %d: this machine allows %d open files (ulimit -n)", slots, possible, soft)
-    return possible
+#: A worker that cannot hand back what it holds (Redis is gone, too) ends all the same after this long.
+_GIVE_UP_SECONDS = 10.0
 
 
 def run_worker(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop. Returns its exit code."""
-    settings = dataclasses.replace(settings, slots=open_files_for(settings.slots))
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)  # a task handed back is no news
     celery = make_app(settings.redis_url)
     celery.steps["consumer"].add(Delivery)
@@ -56,7 +41,9 @@ def run_worker(settings: WorkerSettings) -> int:
 
     @signals.worker_shutting_down.connect(weak=False)
     def _drain(sig: str, how: str, exitcode: int, **_: object) -> None:
-        if how.lower() == "warm":
+        warm = how.lower() == "warm"
+        _end_at_last(_GIVE_UP_SECONDS + (settings.drain_seconds if warm else 0.0))
+        if warm:
             asyncio.run_coroutine_threadsafe(context.drain(), loop())
         else:
             context.draining = True
@@ -71,8 +58,21 @@ def run_worker(settings: WorkerSettings) -> int:
     try:
         worker.start()
     finally:
-        asyncio.run_coroutine_threadsafe(context.close(), loop()).result(timeout=10)
+        closing = asyncio.run_coroutine_threadsafe(context.close(), loop())
+        concurrent.futures.wait([closing], timeout=_GIVE_UP_SECONDS)
     return worker.exitcode or 0
+
+
+def _end_at_last(seconds: float) -> None:
+    """Celery waits for a lost broker without end, and so would a worker whose supervisor and Redis are gone."""
+
+    def end() -> None:
+        log.error("worker_gives_up: it could not hand back everything within %g s", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 async def _make_context(settings: WorkerSettings) -> WorkerContext:

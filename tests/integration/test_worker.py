@@ -3,7 +3,9 @@
 import signal
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
-from app.store.keys import CELERY_PREFIX, RunKeys
+from app.store.connection import connect
+from app.store.embedded import PrivateServer
+from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
 from tests.belt import manifest, published, put, until, worker
 
 KEYS = RunKeys("run1")
@@ -115,3 +117,18 @@ def test_a_fault_of_ours_halts_the_run_and_rejects_nothing(redis_client, redis_u
         until(lambda: redis_client.zcard(KEYS.claims("d")) == 0, what="claims given back")
         assert redis_client.hlen(KEYS.payload("d")) == 10
         assert redis_client.xlen(KEYS.responses) == 0
+
+
+def test_a_worker_whose_redis_is_gone_ends_when_told(tmp_path):
+    """No broker to hand anything back to: told to stop, it still ends, within its drain time and ten seconds more."""
+    server = PrivateServer(tmp_path / "redis")
+    server.start()
+    client = connect(server.url)
+    client.set(EPOCH, 0)
+    with running_simulator(SLOW) as endpoint, worker(server.url, tmp_path, "--drain-seconds", "1") as process:
+        put(client, server.url, manifest(endpoint.url), 5)
+        until(lambda: endpoint.stats()["running"] == 5, what="5 running")
+        server.stop()
+        process.send_signal(signal.SIGTERM)
+        process.wait(25)
+        until(lambda: endpoint.stats()["running"] == 0, what="aborted at the endpoint")
