@@ -11,7 +11,7 @@ demo: setup  ## run the main job on bundled prompts against simulated servers (n
 
 test: $(VENV)/.dev-installed  ## everything CI runs
 	$(BIN)/ruff check app workers producers tests benchmarks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: test
 

@@ -42,7 +42,7 @@ def inventory(run: RunFacts, counts: Iterable[DatasetCounts], live: Live | None 
     rows_final = bool(datasets) and all(dataset["rows_final"] for dataset in datasets)
     complete = rows_final and totals["pending"] == 0
     return {
-        "run": {"out": run.out, "id": run.id, "recipe": run.recipe, "state": _state(run.state, complete)},
+        "run": {"out": run.out, "id": run.id, "recipe": run.recipe, "state": _state(run.state, complete, rows_final)},
         "datasets": datasets,
         "totals": totals,
         "eta_seconds": _eta_seconds(totals["pending"], rows_final, live),
@@ -79,9 +79,11 @@ def _total_by_reason(datasets: list[dict[str, Any]]) -> dict[str, int]:
     return {reason: sum(dataset["rejected_by_reason"].get(reason, 0) for dataset in datasets) for reason in reasons}
 
 
-def _state(working: str | None, complete: bool) -> str:
+def _state(working: str | None, complete: bool, rows_final: bool) -> str:
     if complete:
         return "complete"
+    if working == "running" and not rows_final:
+        return "enqueueing"
     return working or "stopped"
 
 

@@ -152,7 +152,10 @@ def read_run_file(path: Path) -> RunFile | None:
     try:
         return RunFile.model_validate_json(data)
     except ValueError as exc:
-        raise UsageError(f"{path} is not a run.json this version can read; move the directory away or repair it ({_first(exc)}).") from exc  # noqa: E501
+        raise UsageError(
+            f"{path} is damaged, or was written by another version of Headrace; "
+            "put a sound copy back, or use another --out."
+        ) from exc
 
 
 def write_run_file(path: Path, run: RunFile) -> None:
@@ -183,6 +186,3 @@ def _short(value: object) -> str:
     text = orjson.dumps(value).decode() if value is not None else "(none)"
     return text if len(text) <= 60 else text[:57] + "…"
 
-
-def _first(exc: Exception) -> str:
-    return str(exc).splitlines()[0]

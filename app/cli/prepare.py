@@ -6,6 +6,7 @@ Order: cheap and certain first. Input files, output directory, recipe; then Redi
 import importlib.metadata
 import json
 import logging
+import math
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -90,7 +91,8 @@ def prepare(settings: RunSettings) -> Prepared:
         }
     )  # fmt: skip
     write_run_file(rundir.run_json, run_file)
-    save_settings(rundir.private / "settings.json", settings)
+    inputs = [f"{one.name}={path.absolute()}" for one in datasets for path in one.paths]
+    save_settings(rundir.private / "settings.json", settings.model_copy(update={"inputs": inputs}))
     return Prepared(settings, rundir, datasets, urls, run_file, vocab_size)
 
 
@@ -191,7 +193,7 @@ def meet_endpoints(
     sampling = prepared.run_file.recipe.sampling
     found = survey(
         prepared.urls, sampling, api_key=api_key, vocab_size=padded(prepared.vocab_size),
-        wait_seconds=settings.endpoint_wait_seconds, say=say,
+        wait_seconds=math.inf if prepared.run_file.servers else settings.endpoint_wait_seconds, say=say,
     )  # fmt: skip
     run_file = _guard_model(prepared, found)
     write_run_file(prepared.rundir.run_json, run_file)

@@ -22,7 +22,20 @@ def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> di
     now = find_run(rundir, run_file, redis_url)
     with Ledger.open(rundir) as ledger:
         ledger.catch_up()
+        if holder(rundir.lock) is None and not any(one.rows for one in ledger.counts()):
+            _read_input_again(rundir, ledger)
         return inventory(facts_of(rundir, run_file, now), ledger.counts(), live_of(now))
+
+
+def _read_input_again(rundir: RunDir, ledger: Ledger) -> None:
+    """A ledger that was lost has what the files say; which rows the input has, only the input says."""
+    from producers.catalog import rows_of
+    from producers.inputs import parse_inputs
+
+    with contextlib.suppress(UsageError):  # the input is gone: the counts of the files are what is left
+        settings = load_settings(rundir.private / "settings.json")
+        for _ in rows_of(parse_inputs(settings.inputs), settings, ledger):
+            pass
 
 
 def facts_of(rundir: RunDir, run_file: RunFile, now: RunNow | None, state: str | None = None) -> RunFacts:
