@@ -33,8 +33,8 @@ def refusal(*arguments: str) -> str:
         ("empty.jsonl", b"", "is empty"),
         ("blank.jsonl", b"\n  \n\n", "has no rows"),
         ("none.json", b"[]", "has no rows"),
-        ("empty.jsonl.gz", gzip.compress(b""), "has no rows"),
-        ("cut.gz", gzip.compress(ROW.encode() * 99)[:15], "no readable gzip"),
+        ("empty.jsonl.gz", gzip.compress(b"", mtime=0), "has no rows"),
+        ("cut.gz", gzip.compress(ROW.encode() * 99, mtime=0)[:15], "no readable gzip"),
         ("binary.jsonl", b"\x00\x9f\x92\x96\xff", "neither UTF-8"),
     ],
 )  # fmt: skip
