@@ -41,6 +41,9 @@ def inventory(run: RunFacts, counts: Iterable[DatasetCounts], live: Live | None 
     totals["rejected_by_reason"] = _total_by_reason(datasets)
     rows_final = bool(datasets) and all(dataset["rows_final"] for dataset in datasets)
     complete = rows_final and totals["pending"] == 0
+    if complete:  # then nothing can be under way, whoever is asked
+        for counts in (totals, *datasets):
+            counts |= {"queued": 0, "in_flight": 0}
     return {
         "run": {"out": run.out, "id": run.id, "recipe": run.recipe, "state": _state(run.state, complete, rows_final)},
         "datasets": datasets,

@@ -42,7 +42,7 @@ from app.store.connection import connect, translated
 from app.store.keys import RUNS, EndpointKeys, RunKeys
 from app.tokenization import Renderer, RenderOptions
 from app.urls import endpoint_key, normalise
-from producers.inputs import Dataset, describe, parse_inputs
+from producers.inputs import Dataset, describe, parse_inputs, with_digest
 
 log = logging.getLogger(__name__)
 _VOCABULARY_PADDING = 1024
@@ -116,6 +116,19 @@ def _filters_in_force(before: RunFile | None, given: SampleFilters, out: Path) -
             f"To change all of them: headrace tokenize {out} --help"
         )
     return in_force
+
+
+def record_digests(rundir: RunDir) -> None:
+    """Once the input was read to its end: its sha256 into run.json, for files that are still what they were."""
+    run_file = read_run_file(rundir.run_json)
+    if run_file is None or all(file.sha256 for file in run_file.datasets):
+        return
+    hashed = []
+    for file in run_file.datasets:
+        path = Path(file.path)
+        same = not file.sha256 and path.is_file() and path.stat().st_size == file.size_bytes
+        hashed.append(with_digest(file) if same else file)
+    write_run_file(rundir.run_json, run_file.model_copy(update={"datasets": hashed}))
 
 
 def make_directory(out: Path) -> RunDir:

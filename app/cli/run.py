@@ -26,7 +26,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
     api_key = take_api_key(values)
     settings = checked(values)  # before the imports below: a wrong option is told at once
-    from app.cli.prepare import check_cheaply, make_directory, prepare
+    from app.cli.prepare import check_cheaply, make_directory, prepare, record_digests
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
@@ -45,6 +45,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         with View(line_seconds) as view:
             supervisor = Supervisor(prepared, view, held, api_key)
             code = supervisor.run()
+        record_digests(prepared.rundir)
         show(render_table(supervisor.final))
         return code
 
@@ -65,7 +66,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     settings = checked(values)
     if settings.redis is None:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
-    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare
+    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests
     from app.store.connection import check, connect, translated
 
     log_to(None)
@@ -77,7 +78,13 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         with translated(settings.redis):
             check(client, settings.redis)
         manifest = meet_endpoints(prepared, client, settings.redis, api_key, say)
-        return _produce(settings, prepared.run_file, manifest, client, settings.redis, wait=wait)
+        say(f"enqueueing {', '.join(one.name for one in prepared.datasets)}" + (
+            "; stays until the run is complete (`headrace collect` and workers do the rest)" if wait else ""
+        ))  # fmt: skip
+        code = _produce(settings, prepared.run_file, manifest, client, settings.redis, wait=wait)
+        record_digests(prepared.rundir)
+        say(f"{'complete' if wait else 'everything is enqueued'}; `headrace status {settings.out}` shows the counts")
+        return code
 
 
 def produce_command(out: Path, redis_url: str) -> int:
@@ -140,6 +147,8 @@ def worker_command(
     client.close()
     key = checked_key(api_key)
     full_name = worker_name(name or uuid.uuid4().hex[:8])
+    served = " and ".join(lanes or [lane.value for lane in Lane])
+    say(f"worker {full_name} serves the lanes {served} until it is stopped (SIGTERM drains, SIGQUIT stops at once)")
     return run_worker(
         WorkerSettings(
             redis_url=redis_url, name=full_name, slots=slots, lanes=lanes or tuple(lane.value for lane in Lane),
@@ -169,6 +178,7 @@ def collect_command(out: Path, redis_url: str | None) -> int:
             check(client := connect(redis_url), redis_url)
         collector = Collector(rundir, client, run_file.run_id, filters)
         collector.stopping, collector.heartbeat = stop, held.touch
+        say(f"writing the files of {out} until it is stopped (SIGTERM)")
         collector.run()
     return OK
 

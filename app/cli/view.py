@@ -56,6 +56,8 @@ class View:
         self._note_rate(totals["tokenized"] + totals["rejected"])
         if self._live is not None:
             self._live.update(self._table(shown, now, waiting))  # drawn by a thread of its own
+        elif not totals["rows"] and not waiting:
+            return  # the input is being opened
         elif time.monotonic() >= self._line_at or shown["complete"]:
             self._line_at = time.monotonic() + self._line_seconds
             self.say(self._line(shown, waiting))
