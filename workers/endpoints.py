@@ -72,11 +72,12 @@ class Endpoints:
 
         started_at: time.monotonic() at which the failed attempt was sent.
         """
+        if fault.kind in _SAYS_NOTHING_ABOUT_HEALTH:
+            return self._served_at.get(url, 0.0) > started_at
+        self._info.pop(url, None)  # whoever answers there next may be somebody else: asked before anything is sent
         if fault.kind is FaultKind.UNREACHABLE:
             await self.open(url, fault.detail)
             return False
-        if fault.kind in _SAYS_NOTHING_ABOUT_HEALTH:
-            return self._served_at.get(url, 0.0) > started_at
         check = self._checks.get(url)
         if check is None:
             check = self._checks[url] = asyncio.create_task(self._check(url, fault))
@@ -91,7 +92,9 @@ class Endpoints:
         states = await asyncio.gather(*(self._courier.command("GET", _keys(url).open) for url in urls))
         for url, state in zip(urls, states, strict=True):
             if state is None:
-                self._open.discard(url)
+                if url in self._open:  # another worker found it back; who it is now, we ask ourselves
+                    self._open.discard(url)
+                    self._info.pop(url, None)
                 if url not in self._info:
                     self._start(url, self._learn(url))
             else:
@@ -115,7 +118,8 @@ class Endpoints:
         """Is it the endpoint or the request? One look, one real generation, for all who just failed there."""
         readiness, problem = await self._try(url)
         if problem is None:
-            return True
+            await self._learn(url)
+            return url in self._info
         await self.open(url, f"{fault.detail}; then {problem}", loading=readiness is Readiness.LOADING)
         return False
 
@@ -135,13 +139,19 @@ class Endpoints:
         except TimeoutError:
             return readiness, f"no generation within {_TRY_SECONDS:g} s"
 
-    async def open(self, url: str, evidence: str, *, loading: bool = False) -> None:
-        """Open the breaker for all workers."""
+    async def open(self, url: str, evidence: str, *, loading: bool = False, explains: bool = False) -> None:
+        """Open the breaker for all workers. explains: this evidence says more than that of an open breaker."""
         self._open.add(url)
         evidence = evidence.replace(f", at {url}", "")  # whoever shows it names the endpoint
         state = {"since": time.time(), "evidence": evidence, "loading": loading}
         fresh = await self._courier.command("SET", _keys(url).open, orjson.dumps(state), "NX")
-        if fresh:
+        if not fresh and explains:
+            known = orjson.loads(await self._courier.command("GET", _keys(url).open) or b"{}")
+            if known.get("evidence") == evidence:
+                return
+            state["since"] = known.get("since", state["since"])
+            await self._courier.command("SET", _keys(url).open, orjson.dumps(state))
+        if fresh or explains:
             log.warning("endpoint_open %s: %s", url, evidence)
 
     async def _learn(self, url: str) -> None:
@@ -153,7 +163,8 @@ class Endpoints:
             return
         self._problems.pop(url, None)
         if change := drift(self._runs[url].server, guarded(info.identity)):
-            await self.open(url, f"it serves something else than this run was started with: {change}")
+            sentence = f"it serves something else than this run was started with: {change}"
+            await self.open(url, sentence, explains=True)
             return
         self._info[url] = info
         await self._courier.command("SET", _keys(url).info, orjson.dumps(info))

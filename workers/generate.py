@@ -118,6 +118,9 @@ class _Story:
             limits=info,
             parameters_proven=True,  # every endpoint answered a canary with them before it was used
         )
+        told = generation.meta_info.get("weight_version")
+        if told is not None and info.weight_version is not None and told != info.weight_version:
+            raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")
         return generation, info
 
     def _let_go(self) -> None:

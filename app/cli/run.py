@@ -30,6 +30,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
+    from app.store.embedded import end_leftover
     from producers.enqueue import is_complete
 
     check_cheaply(settings)
@@ -39,6 +40,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
     with hold(rundir.lock, "running this directory") as held:
+        end_leftover(rundir.redis)
         prepared = prepare(settings)
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
@@ -248,6 +250,7 @@ def log_to(path: Path | None) -> None:
     formatter.converter = time.gmtime
     handler = logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
+    logging.raiseExceptions = False  # a log on a full disk is the least of it
     root = logging.getLogger()
     root.handlers[:] = [handler]
     level = os.environ.get("HEADRACE_LOG_LEVEL", "WARNING").upper()

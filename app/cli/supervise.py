@@ -23,6 +23,7 @@ from app.errors import (
     OK,
     RECIPE_CHANGED,
     SOME_REJECTED,
+    STORAGE,
     USAGE,
     HeadraceError,
     Incomplete,
@@ -128,6 +129,7 @@ class Supervisor:
     def _watch(self) -> int:
         with Ledger.open(self.prepared.rundir) as ledger:
             while True:
+                self._refuse_lost_directory()
                 now = self._look()
                 shown = self._inventory(ledger, now)
                 self.view.show(shown, now, waiting_for(now))
@@ -141,6 +143,12 @@ class Supervisor:
                 self._revive()
                 self._touch_lock()
                 time.sleep(_LOOK_SECONDS)
+
+    def _refuse_lost_directory(self) -> None:
+        if not self.prepared.rundir.run_json.exists():
+            raise StorageError(
+                f"{self.prepared.settings.out} was moved or removed while the run went on; put it back and resume."
+            )
 
     def _touch_lock(self) -> None:
         """Other hosts on a shared filesystem see by this that we live."""
@@ -220,6 +228,8 @@ def _refuse_hopeless(child: Child) -> None:
     status = child.ended()
     if status in (USAGE, RECIPE_CHANGED):
         raise _error(status, child.last_words())
+    if status == STORAGE:  # Redis or the disk is full or away: it is tried again until it is mended
+        return
     if status is not None and child.deaths >= (_MOST_INTERNAL if status == INTERNAL else _MOST_DEATHS):
         times = f"{child.name} ended {child.deaths + 1} times in a row"
         raise _error(status, f"{times} ({child.last_words()}); see {child.log_path}.")

@@ -9,12 +9,27 @@ from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import redis.asyncio
-from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, OutOfMemoryError, RedisError
+from redis._parsers.base import BaseParser
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
 
 from app.errors import StorageError, UsageError
 
+
+class DiskFull(ResponseError):
+    """MISCONF: Redis cannot write its AOF, and refuses commands until it can."""
+
+
+BaseParser.EXCEPTION_CLASSES["MISCONF"] = DiskFull  # redis-py has no class for it, and words must not decide
+
 #: Failures that pass: Redis is away, loading or full. Whoever holds results keeps them and tries again.
-AWAY = (ConnectionError, redis.exceptions.TimeoutError, BusyLoadingError, OutOfMemoryError, OSError)
+AWAY = (ConnectionError, redis.exceptions.TimeoutError, BusyLoadingError, OutOfMemoryError, DiskFull, OSError)
 _SOCKET_TIMEOUT_SECONDS = 30
 
 

@@ -2,10 +2,13 @@
 
 import signal
 
+import orjson
+
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
-from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
+from app.store.keys import CELERY_PREFIX, EPOCH, EndpointKeys, RunKeys
+from app.urls import endpoint_key
 from tests.belt import manifest, published, put, until, worker
 
 KEYS = RunKeys("run1")
@@ -132,3 +135,20 @@ def test_a_worker_whose_redis_is_gone_ends_when_told(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.wait(25)
         until(lambda: endpoint.stats()["running"] == 0, what="aborted at the endpoint")
+
+
+def test_nothing_of_another_model_is_published_and_the_change_is_named(redis_client, redis_url, tmp_path):
+    """The server dies and is back at once with other weights: no answer of those, and a sentence with both names."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.02)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        run = manifest(endpoint.url, concurrency=20, server={"weight_version": "default"})
+        put(redis_client, redis_url, run, 300)
+        until(lambda: redis_client.xlen(KEYS.responses) > 20, what="some responses")
+        endpoint.faults(freeze_seconds=0.0, down_seconds=0.0, weight_version_after_restart="v2")
+        endpoint.crash()
+        state = EndpointKeys(endpoint_key(endpoint.url)).open
+        until(lambda: b"default" in (redis_client.get(state) or b""), what="the change is named")
+        assert b"v2" in redis_client.get(state)
+        until(lambda: redis_client.zcard(EndpointKeys(endpoint_key(endpoint.url)).leases) == 0, what="nothing runs")
+        versions = {orjson.loads(record["meta_info"])["weight_version"] for record in published(redis_client)}
+        assert versions == {"default"}

@@ -15,7 +15,10 @@ import kombu.transport.redis
 import kombu.transport.virtual
 from celery.concurrency.base import apply_target
 from celery.concurrency.thread import ApplyResult, TaskPool
+from redis._parsers.hiredis import _HiredisParser
+from redis._parsers.resp2 import _RESP2Parser
 
+from app.store.connection import AWAY, DiskFull
 from workers.pool import LoopPool
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,3 +90,10 @@ def test_a_pool_grows_and_shrinks_live():
     pool.shrink(5)
     assert pool.limit == 1
     pool.executor.shutdown()
+
+
+def test_a_redis_that_cannot_write_its_aof_is_one_that_is_away():
+    """redis-py turns the error word MISCONF into our class, by a private table."""
+    for parser in (_RESP2Parser, _HiredisParser):
+        assert isinstance(parser.parse_error("MISCONF Errors writing to the AOF file"), DiskFull)
+    assert DiskFull in AWAY
