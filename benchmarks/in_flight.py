@@ -27,13 +27,14 @@ from app.store.holders import forget_all  # noqa: E402
 from app.store.keys import RunKeys  # noqa: E402
 from tests.belt import manifest, put  # noqa: E402
 
-TOKENS = 100
+TOKENS = 400
 
 
-def measure(requests: int, seconds: float, rounds: int) -> dict[str, float]:
+def measure(requests: int, seconds: float, rounds: int, sigma: float) -> dict[str, float]:
     """One run; figures from its middle."""
     config = SimulatorConfig(
-        output_lengths="fixed", output_mean=TOKENS, step_seconds=seconds / TOKENS, step_seconds_per_request=0.0,
+        output_lengths="lognormal" if sigma else "fixed", output_sigma=sigma or 0.1, output_mean=TOKENS,
+        step_seconds=seconds / TOKENS, step_seconds_per_request=0.0,
         max_running_requests=requests, max_total_num_tokens=10_000_000, prefill_tokens_per_second=10_000_000.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, running_simulator(config) as endpoint:
@@ -41,10 +42,10 @@ def measure(requests: int, seconds: float, rounds: int) -> dict[str, float]:
         server.start()
         client = connect(server.url)
         forget_all(client)
-        run = manifest(endpoint.url, max_new_tokens=TOKENS * 2, concurrency=requests)
+        run = manifest(endpoint.url, max_new_tokens=TOKENS * 4, concurrency=requests)
         put(client, server.url, run, requests * rounds)
         worker = subprocess.Popen(
-            [sys.executable, "-m", "app.cli.main", "worker", "--redis", server.url, "--slots", str(requests + 200)],
+            [sys.executable, "-m", "app.cli.main", "worker", "--redis", server.url, "--slots", str(requests * 2)],
             cwd=ROOT, stdin=subprocess.DEVNULL, env=os.environ,
         )  # fmt: skip
         try:
@@ -79,9 +80,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sigma", type=float, default=0.0, help="spread of the lengths; 0: all end in lockstep")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    figures = measure(arguments.requests, arguments.seconds, arguments.rounds)
+    figures = measure(arguments.requests, arguments.seconds, arguments.rounds, arguments.sigma)
     for name, value in figures.items():
         print(f"{name:<20} {value:,.3f}")
     if arguments.json:
