@@ -7,6 +7,7 @@ rows: it looks at the ledger and at Redis, shows what it sees, and ends with the
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import time
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
+_LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
 _MOST_DEATHS = 20
 _MOST_INTERNAL = 4  # an error of ours repeats itself
@@ -132,7 +134,7 @@ class Supervisor:
                 self._refuse_lost_directory()
                 now = self._look()
                 shown = self._inventory(ledger, now)
-                self.view.show(shown, now, waiting_for(now))
+                self.view.show(shown, now, self._waiting_for(now))
                 if shown["complete"]:
                     self.final = shown
                     return SOME_REJECTED if shown["totals"]["rejected"] else OK
@@ -143,6 +145,13 @@ class Supervisor:
                 self._revive()
                 self._touch_lock()
                 time.sleep(_LOOK_SECONDS)
+
+    def _waiting_for(self, now: RunNow | None) -> str:
+        """What the run waits for, in a sentence; "" if for nothing."""
+        out = self.prepared.rundir.out
+        if shutil.disk_usage(out).free < _LEAST_DISK_BYTES:
+            return f"the disk of {out} is full; free some space"
+        return waiting_for(now)
 
     def _refuse_lost_directory(self) -> None:
         if not self.prepared.rundir.run_json.exists():
@@ -164,7 +173,7 @@ class Supervisor:
             return None
 
     def _inventory(self, ledger: Ledger, now: RunNow | None) -> dict[str, Any]:
-        state = "draining" if self.wanted_stops else state_of(now)
+        state = "draining" if self.wanted_stops else "waiting" if self._waiting_for(now) else state_of(now)
         facts = facts_of(self.prepared.rundir, self.prepared.run_file, now, state)
         return inventory(facts, ledger.counts(), live_of(now, self.view.rate))
 
