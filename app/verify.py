@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
+
 from app.jsonl import Line, has_nul, is_blank, iterate, parse
 from app.ledger import Ledger
 from app.ledger.files import size_of
@@ -114,7 +116,7 @@ class _RunFacts:
     """What all lines of a run have in common: from run.json, else from the first line that says it."""
 
     recipe: str = ""
-    servers: set[str] = field(default_factory=set)
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)  #: fingerprint → what the server said of itself
     models: set[str] = field(default_factory=set)
     datasets: set[str] = field(default_factory=set)
     told: bool = False  #: run.json lists the servers
@@ -131,7 +133,7 @@ class _RunFacts:
             return facts
         recipe = run.get("recipe_fingerprint") or run.get("recipe")
         facts.recipe = recipe.get("fingerprint", "") if isinstance(recipe, dict) else recipe or ""
-        facts.servers = set(run.get("servers") or ())
+        facts.servers = dict(run.get("servers") or {})
         facts.told = bool(facts.servers)
         inputs = run.get("datasets") or ()
         facts.datasets = {one["dataset"] for one in inputs if isinstance(one, dict) and "dataset" in one}
@@ -143,14 +145,25 @@ class _RunFacts:
         if record["recipe"] != self.recipe:
             return "foreign_recipe", f"recipe {record['recipe']}, and the run has {self.recipe}"
         if not self.servers:
-            self.servers.add(record["server"])
+            self.servers[record["server"]] = {}
         if record["server"] not in self.servers:
             return "foreign_server", f"server {record['server']}, and the run has {', '.join(sorted(self.servers))}"
+        weights, answered = self.servers[record["server"]].get("weight_version"), _weights_of(record)
+        if None not in (weights, answered) and answered != weights:
+            return "foreign_weights", f"answered with weights {answered!r}, and its server has {weights!r}"
         if not self.told and not self.models:
             self.models.add(record["model"])
         if not self.told and record["model"] not in self.models:
             return "foreign_model", f"model {record['model']!r}, and the run has {', '.join(sorted(self.models))}"
         return None
+
+
+def _weights_of(record: dict[str, Any]) -> Any:
+    try:
+        meta = orjson.loads(record["meta_info"])
+    except orjson.JSONDecodeError:
+        return None
+    return meta.get("weight_version") if isinstance(meta, dict) else None
 
 
 class _Dataset:

@@ -131,6 +131,16 @@ def record_digests(rundir: RunDir) -> None:
     write_run_file(rundir.run_json, run_file.model_copy(update={"datasets": hashed}))
 
 
+def record_servers(rundir: RunDir, client: redis.Redis, urls: list[str]) -> None:
+    """Servers that workers met since the start (one was away then, or came back as another version) into run.json."""
+    run_file = read_run_file(rundir.run_json)
+    told = [client.get(EndpointKeys(endpoint_key(url)).info) for url in urls]
+    infos = [EndpointInfo(**json.loads(data)) for data in told if data]
+    met = {info.fingerprint: info.identity for info in infos if drift(run_file.server, guarded(info.identity)) is None}
+    if met.keys() - run_file.servers.keys():
+        write_run_file(rundir.run_json, run_file.model_copy(update={"servers": run_file.servers | met}))
+
+
 def make_directory(out: Path) -> RunDir:
     """Make the output directory. Raises UsageError if something else stands there, StorageError if it can't be made."""
     rundir = RunDir(out.absolute())

@@ -68,7 +68,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     settings = checked(values)
     if settings.redis is None:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
-    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests
+    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests, record_servers
     from app.store.connection import check, connect, translated
 
     log_to(None)
@@ -85,6 +85,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         ))  # fmt: skip
         code = _produce(settings, prepared.run_file, manifest, client, settings.redis, wait=wait)
         record_digests(prepared.rundir)
+        record_servers(prepared.rundir, client, manifest.endpoints)
         say(f"{'complete' if wait else 'everything is enqueued'}; `headrace status {settings.out}` shows the counts")
         return code
 

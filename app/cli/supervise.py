@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from app.cli.children import Child
-from app.cli.prepare import Prepared, meet_endpoints
+from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.view import View
 from app.cli.watching import facts_of, live_of, state_of, waiting_for
 from app.errors import (
@@ -136,6 +136,7 @@ class Supervisor:
                 shown = self._inventory(ledger, now)
                 self.view.show(shown, now, self._waiting_for(now))
                 if shown["complete"]:
+                    self._record_servers()
                     self.final = shown
                     return SOME_REJECTED if shown["totals"]["rejected"] else OK
                 if now is not None and now.halt is not None:
@@ -164,6 +165,11 @@ class Supervisor:
         if time.monotonic() - self._touched >= LOCK_SECONDS:
             self._touched = time.monotonic()
             self.lock.touch()
+            self._record_servers()
+
+    def _record_servers(self) -> None:
+        with contextlib.suppress(*AWAY):
+            record_servers(self.prepared.rundir, self._client, self._manifest.endpoints)
 
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -123,6 +124,19 @@ def test_endpoint_crashes_cost_nothing_but_time(undisturbed, tmp_path):
             assert started.wait() == 0, started.text()
         assert one.stats()["crashes"] + two.stats()["crashes"] >= 3
     assert_whole(out, undisturbed)
+
+
+def test_an_endpoint_that_comes_later_and_differs_a_little_belongs_to_the_run(two_endpoints, tmp_path):
+    """Away at the start, met by a worker, of another context: run.json lists it, and verify holds."""
+    out, config = tmp_path / "out", replace(STEADY, context_length=16_384)
+    with running_simulator(config) as late:
+        late.refuse()
+        with run(out, *arguments(two_endpoints[0].url, late.url)) as started:
+            until(lambda: started.lines() > 10, what="lines on disk")
+            late.accept()
+            assert started.wait() == 0, started.text()
+        assert late.stats()["completed"] > 10
+    assert verified(out)
 
 
 def test_ctrl_c_drains_and_the_same_command_resumes(two_endpoints, undisturbed, tmp_path):

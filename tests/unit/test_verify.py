@@ -171,6 +171,14 @@ def test_run_json_says_which_recipe_and_servers_are_the_runs(rundir):
     assert verify(rundir).findings["foreign_recipe"].count == 5
 
 
+def test_an_answer_of_other_weights_is_found(rundir):
+    """Each answer says which weights made it: those of its server, as run.json lists it."""
+    set_fields(rundir, RAW, 2, meta_info='{"weight_version": "v2"}')
+    run = {"recipe_fingerprint": RECIPE, "servers": {"srv1": {"weight_version": "v1"}}, "datasets": []}
+    rundir.run_json.write_bytes(orjson.dumps(run))
+    assert place(verify(rundir), "foreign_weights") == (f"chat/{RAW}", 2)
+
+
 def test_two_verdicts_on_one_response_are_found(rundir):
     """A response has a sample or a rejection, not both; and what was generated was not rejected before."""
     write(rundir, [rejection(a_row(0), Reason.TRUNCATED, index=0), rejection(a_row(1), Reason.REFUSED, index=0)])
