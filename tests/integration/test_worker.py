@@ -4,6 +4,7 @@ import signal
 
 import orjson
 
+from app.celery_app import make_app
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
@@ -152,3 +153,16 @@ def test_nothing_of_another_model_is_published_and_the_change_is_named(redis_cli
         until(lambda: redis_client.zcard(EndpointKeys(endpoint_key(endpoint.url)).leases) == 0, what="nothing runs")
         versions = {orjson.loads(record["meta_info"])["weight_version"] for record in published(redis_client)}
         assert versions == {"default"}
+
+
+def test_the_pool_grows_and_shrinks_while_the_worker_runs(redis_client, redis_url, tmp_path):
+    """`pool_grow` and `pool_shrink` by remote control, as Flower's buttons send them, change what is held at once."""
+    with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path, "--slots", "4"):
+        put(redis_client, redis_url, manifest(endpoint.url), 20)
+        until(lambda: endpoint.stats()["running"] == 4, what="4 running")
+        control = make_app(redis_url).control
+        assert "ok" in next(iter(control.pool_grow(6, reply=True, timeout=10, limit=1)[0].values()))
+        until(lambda: endpoint.stats()["running"] == 10, what="10 running")
+        assert "ok" in next(iter(control.pool_shrink(8, reply=True, timeout=10, limit=1)[0].values()))
+        (stats,) = control.inspect(timeout=10, limit=1).stats().values()
+        assert stats["pool"]["max-concurrency"] == 2
