@@ -49,6 +49,7 @@ class RunSettings(BaseModel):
     concurrency: int = Field(default=-1, ge=-1)
     short_concurrency: int = Field(default=-1, ge=-1)
     long_concurrency: int = Field(default=-1, ge=-1)
+    requests_per_minute: int = Field(default=-1, ge=-1)  #: per endpoint, over all workers; -1: no limit
     request_timeout_seconds: float = Field(default=3600.0, gt=0, le=_YEAR_SECONDS)
     endpoint_wait_seconds: float = Field(default=60.0, ge=0, le=_YEAR_SECONDS)
     limit_seconds: float | None = Field(default=None, gt=0, le=_YEAR_SECONDS)

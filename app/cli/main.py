@@ -105,6 +105,8 @@ run_options = options(
     option("--concurrency", type=int, default=-1, help="Ceiling of requests per endpoint, over all workers."),
     option("--short-concurrency", type=int, default=-1, help="The same for the short lane alone."),
     option("--long-concurrency", type=int, default=-1, help="The same for the long lane alone."),
+    option("--requests-per-minute", type=int, default=-1,
+           help="Limit per endpoint, over all workers, for servers that have one."),
     option("--request-timeout", "request_timeout_seconds", type=float, default=3600.0, metavar="SECONDS",
            help="Deadline of one request."),
     option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, metavar="SECONDS",

@@ -229,7 +229,8 @@ def meet_endpoints(
         limits={url: Limits(context_tokens=i.usable_context, prompt_tokens=i.max_req_input_len)
                 for url, i in infos.items()},
         concurrency=settings.concurrency, short_concurrency=settings.short_concurrency,
-        long_concurrency=settings.long_concurrency, request_timeout_seconds=settings.request_timeout_seconds,
+        long_concurrency=settings.long_concurrency, requests_per_minute=settings.requests_per_minute,
+        request_timeout_seconds=settings.request_timeout_seconds,
     )  # fmt: skip
     with translated(redis_url):
         _tell_redis(client, manifest, found, run_file.server)
