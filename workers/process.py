@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
 
 from celery import Celery, signals
@@ -17,6 +18,7 @@ from celery.exceptions import Reject, SecurityWarning
 
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
+from app.store.names import SUPERVISOR
 from workers.context import WorkerContext, WorkerSettings
 from workers.delivery import Delivery
 from workers.generate import HandBack, generate
@@ -55,12 +57,22 @@ def run_worker(settings: WorkerSettings) -> int:
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
+    threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
         worker.start()
     finally:
         closing = asyncio.run_coroutine_threadsafe(context.close(), loop())
         concurrent.futures.wait([closing], timeout=_GIVE_UP_SECONDS)
     return worker.exitcode or 0
+
+
+def _end_with_supervisor() -> None:
+    """Celery's handlers can fail when Redis went with the supervisor; whoever outlives it ends all the same."""
+    supervisor = os.environ.get(SUPERVISOR)
+    while supervisor is not None and os.getppid() == int(supervisor):
+        time.sleep(1.0)
+    if supervisor is not None:
+        _end_at_last(_GIVE_UP_SECONDS)
 
 
 def _end_at_last(seconds: float) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from app.cli.talk import PREFIX
 from app.store.embedded import end_with_parent
+from app.store.names import SUPERVISOR
 
 log = logging.getLogger(__name__)
 _RESTART_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0)
@@ -36,7 +37,7 @@ class Child:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
                 stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT),
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, SUPERVISOR: str(os.getpid())},
             )  # fmt: skip
         self.started_at = time.monotonic()
 

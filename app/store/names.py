@@ -2,6 +2,9 @@
 
 import platform
 
+#: Environment variable with the pid of the supervisor that started a process: without it, it ends.
+SUPERVISOR = "HEADRACE_SUPERVISOR_PID"
+
 
 def worker_name(short: str) -> str:
     """Celery's node name of a worker on this host."""
