@@ -34,4 +34,4 @@ lock:  ## pin again from the .in files
 	  $(VENV)-lock/bin/pip-compile -q --strip-extras --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links $$f.in -o $$f.txt || exit 1; done
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock demo-out
+	rm -rf $(VENV) $(VENV)-lock

@@ -39,7 +39,6 @@ class Endpoints:
         self._served_at: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task] = {}
         self._probes: dict[str, asyncio.Task] = {}
-        self.on_change = asyncio.Event()
 
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run."""
@@ -168,7 +167,6 @@ class Endpoints:
             return
         self._info[url] = info
         await self._courier.command("SET", _keys(url).info, orjson.dumps(info))
-        self.on_change.set()
 
     async def _probe(self, url: str) -> None:
         """Probe an open endpoint until it answers a real generation; one worker at a time does so."""
@@ -205,7 +203,6 @@ class Endpoints:
         self._open.discard(url)
         await self._courier.command("DEL", _keys(url).open)
         log.warning("endpoint_closed %s: it answers again", url)
-        self.on_change.set()
 
 
 def _keys(url: str) -> EndpointKeys:

@@ -168,9 +168,8 @@ def run(**values: Any) -> int:
 
 
 @cli.command()
-@click.option("--out", type=click.Path(path_type=Path), help="Keep the files here (default: a new folder demo-out).")
-@click.option("--seed", type=int, default=0, hidden=True)
-def demo(out: Path | None, seed: int) -> int:
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the files here (default: a new temporary folder).")
+def demo(out: Path | None) -> int:
     """The main job on bundled prompts and simulated servers: no GPU, no network, under a minute.
 
     \b

@@ -13,8 +13,7 @@ CELERY_PREFIX = PREFIX + "celery:"
 EPOCH = PREFIX + "epoch"
 #: SET of run ids that have a manifest here. Owner: the producer.
 RUNS = PREFIX + "runs"
-#: ZSET worker name → expiry (ms); HASH worker name → JSON about it. Owner: each worker for itself.
-WORKERS = PREFIX + "workers"
+#: HASH worker name → JSON about it. Owner: each worker for itself.
 WORKER_INFO = PREFIX + "worker-info"
 #: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
