@@ -5,7 +5,6 @@ Heavy imports happen inside the commands, so that `--help` is instant.
 
 import difflib
 import errno
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ import click
 from click.core import ParameterSource
 
 from app import __version__
-from app.cli import offline_commands
+from app.cli import advice_commands, offline_commands
+from app.cli.options import Urls, api_key_option, json_flag, option, options, redis_option
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
@@ -37,43 +37,6 @@ class Group(click.Group):
                 raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
             raise
 
-
-class Urls(click.ParamType):
-    """URLs; several in one environment variable stand apart by spaces or commas."""
-
-    name = "url"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As given: what is an URL is decided with the other settings."""
-        return str(value)
-
-    def split_envvar_value(self, rv: str) -> list[str]:
-        """`http://a:1 http://b:2` or `http://a:1,http://b:2`."""
-        return [url for url in re.split(r"[\s,]+", rv) if url]
-
-
-def option(*names: str, **attributes: Any):
-    """An option that can also come from HEADRACE_<NAME>."""
-    long = max((name.split("/")[0] for name in names if name.startswith("--")), key=len)
-    attributes.setdefault("envvar", "HEADRACE_" + long.removeprefix("--").replace("-", "_").upper())
-    attributes.setdefault("show_envvar", False)
-    return click.option(*names, **attributes)
-
-
-def options(*decorators):
-    """Several options as one decorator, shown in this order."""
-
-    def decorate(function):
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
-redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
-api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
-json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 
 run_options = options(
     click.argument("inputs", nargs=-1, required=True, metavar="[NAME=]DATA..."),
@@ -288,6 +251,7 @@ def simulate(port: int, host: str, config: str | None, faults: str | None) -> in
 
 
 offline_commands.add_to(cli)
+advice_commands.add_to(cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from app import __version__
 from app.sglang.faults import Fault, FaultKind, RequestFacts, fault_from_response
+from app.sglang.launch import Launch, launch_of
 from app.sglang.sampling import ids_problem
 from app.sglang.transport import HTTPX_ERRORS, AiohttpTransport, fault_from_exception
 from app.sglang.wire import (
@@ -141,6 +142,10 @@ class SGLangClient:
             self._get_object(url, "/v1/models"),
         )
         return endpoint_info(url, model_info, server_info, models)
+
+    async def launch(self, url: str) -> Launch:
+        """How the endpoint was started, as far as it says. Raises Fault."""
+        return launch_of(await self._get_object(url, "/server_info", "/get_server_info"))
 
     async def loads(self, url: str) -> Loads | None:
         """What the endpoint has in hand, or None if it can't say. Raises Fault."""

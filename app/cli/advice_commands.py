@@ -1,0 +1,59 @@
+"""The commands that advise: plan. Options and examples alone."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app.cli.options import Urls, api_key_option, json_flag, option
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, metavar="[[NAME=]DATA...]")
+@option("--endpoint", "endpoints", multiple=True, type=Urls(), metavar="URL",
+        help="Live SGLang servers to ask; repeatable.")
+@option("--kv-tokens", type=click.IntRange(1), metavar="N",
+        help="KV tokens of a server (SGLang's max_total_num_tokens).")
+@option("--avg-tokens", type=click.IntRange(2), metavar="N", help="Tokens of a finished request, prompt and answer.")
+@option("--avg-prompt-tokens", type=click.IntRange(1), metavar="N", help="Its prompt's part (default: a quarter).")
+@option("--like", type=click.Path(path_type=Path), metavar="OUT", help="Lengths as in the answers of this run.")
+@option("--tokenizer", metavar="DIR|NAME", help="Tokenizer, to measure the prompts of DATA.")
+@option("--trust-remote-code", is_flag=True, help="Run the tokenizer folder's own Python code.")
+@option("--max-new-tokens", type=click.IntRange(1), help="Allowance of each answer (default: 4096).")
+@option("--samples", type=click.IntRange(1), default=1, help="Completions a row.")
+@option("--rows", type=click.IntRange(1), metavar="N", help="Completions to get, where there is no DATA to count.")
+@option("--tokens-per-second", type=click.FloatRange(min=0, min_open=True), metavar="F",
+        help="Output tokens per second of all endpoints together, for the time it takes.")
+@option("--max-running-requests", type=click.IntRange(1), metavar="N", help="The server's own limit.")
+@option("--launch", metavar="LINE", help="A launch line of sglang.launch_server, in quotes.")
+@option("--mem-fraction", type=click.FloatRange(0.01, 1), metavar="F", help="Its --mem-fraction-static.")
+@option("--try-mem-fraction", type=click.FloatRange(0.01, 1), metavar="F", help="What another one would give.")
+@option("--kv-gib", type=click.FloatRange(min=0, min_open=True), metavar="GIB",
+        help="KV pool of a GPU (the log's `KV size`).")
+@option("--gpu-free-gib", type=click.FloatRange(min=0, min_open=True), metavar="GIB",
+        help="Free memory of a GPU before loading (the log's `avail mem`).")
+@option("--weights-gib", type=click.FloatRange(min=0), metavar="GIB", help="Weights on a GPU.")
+@option("--graph-gib", type=click.FloatRange(min=0), metavar="GIB", help="Captured graphs on a GPU.")
+@option("--hicache-size", type=click.FloatRange(min=0, min_open=True), metavar="GB",
+        help="--hicache-size, GB of each rank.")
+@option("--host-free-gb", type=click.FloatRange(min=0, min_open=True), metavar="GB", help="Free memory of the host.")
+@option("--tp", type=click.IntRange(1), metavar="N", help="Ranks on the host (tensor parallel size).")
+@api_key_option
+@json_flag
+def plan(**values: Any) -> int:
+    """What fits an endpoint, how long a job takes, what a launch line risks; from live servers or from numbers.
+
+    \b
+    headrace plan --endpoint http://gpu1:30000 B1=data/glaive.jsonl --tokenizer /models/teacher
+    headrace plan --kv-tokens 231120 --avg-tokens 4000 --rows 83000 --tokens-per-second 5000
+    headrace plan --kv-tokens 116171 --kv-gib 14.8 --gpu-free-gib 183.05 --mem-fraction 0.85 --try-mem-fraction 0.93
+    headrace plan --hicache-size 48 --tp 8 --host-free-gb 445
+    """
+    from app.cli.plan import plan_command
+
+    return plan_command(values)
+
+
+def add_to(group: click.Group) -> None:
+    """Make them commands of `headrace`."""
+    group.add_command(plan)

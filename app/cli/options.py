@@ -1,0 +1,44 @@
+"""Options that several commands share, and how an option is read from the environment."""
+
+import re
+from typing import Any
+
+import click
+
+
+class Urls(click.ParamType):
+    """URLs; several in one environment variable stand apart by spaces or commas."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As given: what is an URL is decided with the other settings."""
+        return str(value)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """`http://a:1 http://b:2` or `http://a:1,http://b:2`."""
+        return [url for url in re.split(r"[\s,]+", rv) if url]
+
+
+def option(*names: str, **attributes: Any):
+    """An option that can also come from HEADRACE_<NAME>."""
+    long = max((name.split("/")[0] for name in names if name.startswith("--")), key=len)
+    attributes.setdefault("envvar", "HEADRACE_" + long.removeprefix("--").replace("-", "_").upper())
+    attributes.setdefault("show_envvar", False)
+    return click.option(*names, **attributes)
+
+
+def options(*decorators):
+    """Several options as one decorator, shown in this order."""
+
+    def decorate(function):
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
+api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
+json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
