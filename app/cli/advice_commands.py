@@ -1,11 +1,11 @@
-"""The commands that advise: plan. Options and examples alone."""
+"""The commands that advise before anything is sent: plan and doctor. Options and examples alone."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from app.cli.options import Urls, api_key_option, json_flag, option
+from app.cli.options import Urls, api_key_option, json_flag, option, redis_option
 
 
 @click.command()
@@ -54,6 +54,32 @@ def plan(**values: Any) -> int:
     return plan_command(values)
 
 
+@click.command()
+@option("--endpoint", "endpoints", multiple=True, type=Urls(), metavar="URL", help="SGLang servers to ask; repeatable.")
+@option("--tokenizer", metavar="DIR|NAME", help="Tokenizer with its chat template.")
+@option("--chat-template", type=click.Path(path_type=Path), help="Jinja file instead of the tokenizer's own.")
+@option("--trust-remote-code", is_flag=True, help="Run the tokenizer folder's own Python code.")
+@option("--out", type=click.Path(path_type=Path), help="Directory of the run, there already or not.")
+@option("--rows", type=click.IntRange(1), metavar="N", help="Completions to come, to estimate the disk they need.")
+@option("--avg-tokens", type=click.IntRange(1), default=4096, show_default=True, metavar="N",
+        help="Tokens of each, prompt and answer.")
+@redis_option
+@api_key_option
+@json_flag
+def doctor(**values: Any) -> int:
+    """Look at every layer that a run stands on: one line each, in order or with its remedy. Changes nothing.
+
+    \b
+    headrace doctor
+    headrace doctor --endpoint http://gpu1:30000 --tokenizer /models/teacher --out runs/kimi --rows 83000
+    headrace doctor --redis redis://box:6379/0 --json
+    """
+    from app.cli.doctor import doctor_command
+
+    return doctor_command(values)
+
+
 def add_to(group: click.Group) -> None:
     """Make them commands of `headrace`."""
     group.add_command(plan)
+    group.add_command(doctor)

@@ -221,7 +221,7 @@ def meet_endpoints(
     run_file = _guard_model(prepared, found)
     write_run_file(prepared.rundir.run_json, run_file)
     infos = {url: info for url, info in found.items() if isinstance(info, EndpointInfo)}
-    model_vocab = max((n for n in map(_model_vocabulary, infos.values()) if n), default=None)
+    model_vocab = max((n for n in map(model_vocabulary, infos.values()) if n), default=None)
     manifest = RunManifest(
         run_id=run_file.run_id, recipe=run_file.recipe_fingerprint, sampling=sampling, endpoints=prepared.urls,
         vocab_size=min(prepared.vocab_size, model_vocab or prepared.vocab_size),
@@ -283,7 +283,7 @@ def _merge(before: list[InputFile], now: list[InputFile]) -> list[InputFile]:
     return [file for file in before if (file.dataset, file.path) not in current] + now
 
 
-def _model_vocabulary(info: EndpointInfo) -> int | None:
+def model_vocabulary(info: EndpointInfo) -> int | None:
     """The model's vocabulary, where its folder can be read from here."""
     try:
         config = json.loads((Path(info.model or "") / "config.json").read_text(encoding="utf-8"))
