@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.filesystems import is_on_network, local_cache
+
 RAW = "raw_responses.jsonl"
 TOKENIZED = "tokenized_data.jsonl"
 REJECTED = "rejected.jsonl"
@@ -27,8 +29,9 @@ class RunDir:
 
     @property
     def ledger(self) -> Path:
-        """The index of the files; a cache."""
-        return self.private / "ledger.sqlite"
+        """The index of the files; a cache. Where OUT is on a network filesystem it lies on this machine's own disk."""
+        folder = local_cache(self.out) if is_on_network(self.out) else self.private
+        return folder / "ledger.sqlite"
 
     @property
     def lock(self) -> Path:
