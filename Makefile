@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test setup check lock clean
+.PHONY: demo test setup check lock reference clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -32,6 +32,9 @@ lock:  ## pin again from the .in files
 	test -x $(VENV)-lock/bin/pip-compile || ($(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q pip-tools)
 	for f in requirements requirements-build requirements-dev; do \
 	  $(VENV)-lock/bin/pip-compile -q --strip-extras --allow-unsafe --generate-hashes --no-emit-index-url --no-emit-find-links $$f.in -o $$f.txt || exit 1; done
+
+reference: $(VENV)/.dev-installed  ## docs/reference.md from the code
+	$(BIN)/python -m app.cli.reference > docs/reference.md
 
 clean:
 	rm -rf $(VENV) $(VENV)-lock

@@ -1,0 +1,83 @@
+"""docs/reference.md, from the code: `python -m app.cli.reference` prints it, a test holds the page to it."""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+
+from app import errors, reasons
+from app.cli.main import cli
+
+_HEAD = """\
+# Reference
+
+Made from the code by `make reference`; a test holds it current. Every option can also stand in the environment
+(`--max-new-tokens` as `HEADRACE_MAX_NEW_TOKENS`) unless its command says otherwise, and those of `run`, `enqueue`,
+`worker`, `collect`, `status` and `verify` in a settings file (`headrace.toml`). The command line wins over the
+environment, the environment over the file.
+"""
+
+
+def reference() -> str:
+    """The page."""
+    return "\n".join([_HEAD, *_commands(cli, "headrace"), *_exit_codes(), *_reasons()])
+
+
+def _commands(group: click.Group, path: str) -> Iterator[str]:
+    context = click.Context(group, info_name=path)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command.hidden:
+            continue
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield from _command(command, f"{path} {name}")
+
+
+def _command(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path)
+    text, _, examples = inspect.cleandoc(command.help or "").partition("\b")
+    pieces = " ".join(command.collect_usage_pieces(context))
+    yield f"## {path}\n\n`{path} {pieces}`\n\n{' '.join(text.split())}\n"
+    if examples.strip():
+        yield f"```\n{inspect.cleandoc(examples).strip()}\n```\n"
+    rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
+    rows = [(name, what) for name, what in rows if what and name != "--help"]
+    if rows:
+        yield "| option | |\n|---|---|"
+        yield from (f"| `{_cell(name)}` | {_cell(' '.join(what.split()))} |" for name, what in rows)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "## Exit codes\n\n| code | |\n|---|---|"
+    yield "| 0 | complete |"
+    kinds = (errors.HeadraceError, errors.UsageError, errors.Incomplete, errors.StorageError)
+    for kind in kinds:
+        yield f"| {kind.exit_code} | {_first_line(kind) if kind is not errors.HeadraceError else 'an internal error'} |"
+    yield f"| {errors.SOME_REJECTED} | complete, some rows rejected |"
+    for kind in (errors.RecipeChanged, errors.VerificationFailed):
+        yield f"| {kind.exit_code} | {_first_line(kind)} |"
+    yield ""
+
+
+def _first_line(kind: type) -> str:
+    return inspect.getdoc(kind).partition("\n")[0].rstrip(".")
+
+
+def _reasons() -> Iterator[str]:
+    """The closed list, with the words that stand beside each in the code."""
+    yield "## Reasons in rejected.jsonl\n\n| stage | reason | |\n|---|---|---|"
+    said = dict(re.findall(r'^    [A-Z_]+ = "(\w+)"  #: (.+)$', inspect.getsource(reasons.Reason), re.MULTILINE))
+    for reason, stage in reasons.STAGE_OF.items():
+        yield f"| {stage.value} | `{reason.value}` | {_cell(said[reason.value])} |"
+
+
+if __name__ == "__main__":
+    print(reference())
