@@ -49,6 +49,11 @@ class RunDir:
         return self.private / "redis"
 
     @property
+    def events(self) -> Path:
+        """What happened to the run's parts, a JSON line each (`at`, `event`, …); a log, nothing depends on it."""
+        return self.private / "events.jsonl"
+
+    @property
     def logs(self) -> Path:
         """One log per process."""
         return self.private / "logs"

@@ -1,4 +1,4 @@
-"""The commands that need no server: tokenize, retry, adopt, audit, export. Options and examples alone."""
+"""The commands that need no server: tokenize, retry, adopt, audit, export, report. Options and examples alone."""
 
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,23 @@ def export(out: Path, inputs: tuple[str, ...], kind: str, to: Path | None, eval_
     return export_command(out, kind, to, Split(eval_fraction, seed), inputs, tokenizer, as_json)
 
 
-COMMANDS = [tokenize, retry, adopt, audit, export]
+@click.command()
+@_out
+@_option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Default: OUT/report.html.")
+@_option("--redis", metavar="URL", help="Redis of a run that goes on, where it is not the one of its settings.")
+def report(out: Path, to: Path | None, redis: str | None) -> int:
+    """A page about a run, one file without scripts: course, lengths, endpoints, losses, recipe, provenance.
+
+    \b
+    headrace report out
+    headrace report out --to /tmp/kimi.html
+    """
+    from app.cli.report import report_command
+
+    return report_command(out, to, redis)
+
+
+COMMANDS = [tokenize, retry, adopt, audit, export, report]
 
 
 def add_to(group: click.Group) -> None:
