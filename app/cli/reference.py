@@ -44,7 +44,7 @@ def _command(command: click.Command, path: str) -> Iterator[str]:
     if examples.strip():
         yield f"```\n{inspect.cleandoc(examples).strip()}\n```\n"
     rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
-    rows = [(name, what) for name, what in rows if what and name != "--help"]
+    rows = [(name, what) for name, what in rows if what and not name.endswith("--help")]
     if rows:
         yield "| option | |\n|---|---|"
         yield from (f"| `{_cell(name)}` | {_cell(' '.join(what.split()))} |" for name, what in rows)
