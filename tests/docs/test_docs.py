@@ -21,9 +21,9 @@ def commands_of(text: str) -> Iterator[list[str]]:
     """The words of each `headrace …` line in a page's code blocks; a line goes on after a backslash."""
     for block in _BLOCK.findall(text):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            line = re.sub(r"^\s*(\$ )?((?:[A-Z_]+=\S+ )*)", "", line)
+            line = re.sub(r"^\s*(\$ )?(exec )?((?:[A-Z_]+=\S+ )*)", "", line)
             if line.startswith("headrace ") and not set(line) & set("…─"):  # no ellipsis, no drawing
-                yield shlex.split(line, comments=True)[1:]
+                yield [word for word in shlex.split(line, comments=True)[1:] if word != "&"]
 
 
 COMMANDS = [(page, words) for page in PAGES for words in commands_of(page.read_text(encoding="utf-8"))]
