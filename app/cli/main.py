@@ -85,6 +85,7 @@ run_options = options(
     option("--unclosed-thinking", type=click.Choice(["keep", "drop"]), default="keep", show_default=True,
            help="What becomes of answers that end inside their reasoning."),
     option("--max-repeat", type=int, metavar="N", help="Samples that end in a loop of more tokens are rejected."),
+    option("--dry-run", is_flag=True, help="Say what would be sent (rows, tokens, disk) and send nothing."),
     api_key_option,
 )  # fmt: skip
 

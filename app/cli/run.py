@@ -24,8 +24,10 @@ from app.settings import json_option, load_settings, settings_of
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
-    api_key = take_api_key(values)
+    api_key, dry = take_api_key(values), values.pop("dry_run", False)
     settings = checked(values)  # before the imports below: a wrong option is told at once
+    if dry:
+        return _dry_run(settings)
     from app.cli.prepare import check_cheaply, make_directory, prepare, record_digests
     from app.cli.supervise import Supervisor
     from app.cli.view import View
@@ -52,6 +54,12 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         return code
 
 
+def _dry_run(settings) -> int:
+    from app.cli.dry_run import dry_run
+
+    return dry_run(settings)
+
+
 def _show_complete(prepared) -> int:
     """A run with nothing left to do: its inventory, and the same exit code as when it was completed."""
     from app.cli.watching import inventory_of
@@ -64,8 +72,10 @@ def _show_complete(prepared) -> int:
 
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
-    api_key = take_api_key(values)
+    api_key, dry = take_api_key(values), values.pop("dry_run", False)
     settings = checked(values)
+    if dry:
+        return _dry_run(settings)
     if settings.redis is None:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
     from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests, record_servers
