@@ -132,7 +132,7 @@ def _refuse_if_held(fd: int, path: Path) -> None:
             f"if that is dead, try again in {STALE_SECONDS - age:.0f} s"
         )
     if found.host != socket.gethostname():
-        log.warning("%s was held by %s, silent for %.0f s: taking it over", _folder(path), found, age)
+        log.warning("lock_taken_over: %s was held by %s, silent for %.0f s", _folder(path), found, age)
 
 
 def _flock(fd: int, how: int, tries: int = 1) -> bool:

@@ -51,7 +51,7 @@ def unless_closed(channel, method: Callable) -> Callable:
 
     def call(*args, **kwargs) -> None:
         if channel.closed:
-            log.info("message_left to its visibility timeout: its connection is gone")
+            log.info("message_left: it returns after its visibility timeout, its connection is gone")
         else:
             method(*args, **kwargs)
 

@@ -54,7 +54,7 @@ def adjust(consumer, admission: Admission, lanes: tuple[str, ...]) -> None:
 def _set_open(consumer, lane: Lane, is_open: bool) -> None:
     if consumer.task_consumer is None or consumer.task_consumer.consuming_from(lane.queue) == is_open:
         return
-    log.debug("lane_%s %s", "opened" if is_open else "closed", lane)
+    log.debug("lane_opened %s" if is_open else "lane_closed %s", lane)
     if is_open:
         consumer.add_task_queue(lane.queue)
     else:

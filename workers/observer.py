@@ -173,7 +173,7 @@ class Observer:
             self._courier.command("SET", names.learned, orjson.dumps(state)),
         ]
         if recall:
-            log.warning("recall %d requests from %s: its pool is about to be full", len(recall), url)
+            log.warning("requests_recalled %d from %s: its pool is about to be full", len(recall), url)
             commands.append(self._courier.command("SET", names.recalled, " ".join(recall), "PX", _RECALL_MS))
             self._take_back(set(recall))
         await asyncio.gather(*commands)

@@ -1,13 +1,19 @@
 """docs/reference.md, from the code: `python -m app.cli.reference` prints it, a test holds the page to it."""
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+import app
 from app import errors, reasons
+from app.cli.logs import EVENT
 from app.cli.main import cli
+
+_LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
 
 _HEAD = """\
 # Reference
@@ -21,7 +27,7 @@ environment, the environment over the file.
 
 def reference() -> str:
     """The page."""
-    return "\n".join([_HEAD, *_commands(cli, "headrace"), *_exit_codes(), *_reasons()])
+    return "\n".join([_HEAD, *_commands(cli, "headrace"), *_exit_codes(), *_reasons(), *_events()])
 
 
 def _commands(group: click.Group, path: str) -> Iterator[str]:
@@ -77,6 +83,31 @@ def _reasons() -> Iterator[str]:
     said = dict(re.findall(r'^    [A-Z_]+ = "(\w+)"  #: (.+)$', inspect.getsource(reasons.Reason), re.MULTILINE))
     for reason, stage in reasons.STAGE_OF.items():
         yield f"| {stage.value} | `{reason.value}` | {_cell(said[reason.value])} |"
+
+
+def _events() -> Iterator[str]:
+    """Names of what is logged, with the words that follow."""
+    yield "\n## Events in logs\n"
+    yield "`HEADRACE_LOG_FORMAT=json` writes a JSON object a line, `HEADRACE_LOG_LEVEL=INFO` more of them.\n"
+    yield "| event | level | as text |\n|---|---|---|"
+    for event, level, text in sorted(set(logged_events())):
+        yield f"| `{event}` | {level} | {_cell(text)} |"
+
+
+def logged_events() -> Iterator[tuple[str, str, str]]:
+    """(event, level, message) of every log call in our rooms; the event is "" where a message names none."""
+    root = Path(app.__file__).parent.parent
+    for path in sorted(path for room in ("app", "producers", "workers") for path in (root / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            on, level, first = node.func.value, node.func.attr, node.args[0]
+            if not (isinstance(on, ast.Name) and on.id in ("log", "_log") and level in _LEVELS):
+                continue
+            for text in [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]:
+                message = str(ast.literal_eval(text))
+                event = EVENT.match(message)
+                yield (event.group() if event else "", level.upper(), message)
 
 
 if __name__ == "__main__":

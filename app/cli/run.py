@@ -1,9 +1,7 @@
 """The commands that do the work: run, enqueue, produce, worker, collect. Each only puts the parts together."""
 
-import logging
 import os
 import signal
-import sys
 import threading
 import time
 import uuid
@@ -15,6 +13,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from app.cli.limits import limits_sentence, slots_within_limits
+from app.cli.logs import log_to
 from app.cli.talk import say, show
 from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
 from app.lock import Held, hold
@@ -253,18 +252,3 @@ def patient(action: Callable[[], Any], seconds: float = 30.0) -> Any:
             if time.monotonic() > deadline:
                 raise StorageError(f"Redis does not answer ({exc}).") from exc
             time.sleep(0.5)
-
-
-def log_to(path: Path | None) -> None:
-    """Logs go to stderr, one line each, times in UTC; those of `run` and its children into OUT/.headrace/logs."""
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    handler = logging.FileHandler(path, encoding="utf-8") if path else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.raiseExceptions = False  # a log on a full disk is the least of it
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    level = os.environ.get("HEADRACE_LOG_LEVEL", "WARNING").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise UsageError(f"HEADRACE_LOG_LEVEL={level} is no level; take DEBUG, INFO, WARNING or ERROR.")
-    root.setLevel(level)

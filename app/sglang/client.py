@@ -128,10 +128,10 @@ class SGLangClient:
         try:
             response = await self._request("POST", url, "/abort_request", {"rid": rid}, ABORT_SECONDS)
         except Fault as fault:
-            _log.warning("could not abort %s at %s: %s", rid, url, fault)
+            _log.warning("abort_failed %s at %s: %s", rid, url, fault)
             return False
         if response.status_code != 200:
-            _log.warning("could not abort %s at %s: HTTP %d", rid, url, response.status_code)
+            _log.warning("abort_failed %s at %s: HTTP %d", rid, url, response.status_code)
         return response.status_code == 200
 
     async def info(self, url: str) -> EndpointInfo:
