@@ -4,12 +4,13 @@ A pool process loads the tokenizer once and keeps it; what comes back is ready f
 """
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from app.errors import HeadraceError
 from app.identity import task_key
@@ -142,7 +143,14 @@ _child: tuple[Renderer, RunManifest, bool] | None = None
 def _start_child(options: RenderOptions, run: RunManifest, fit_output: bool) -> None:
     global _child
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     _child = (Renderer(options), run, fit_output)
+
+
+def _end_with_parent() -> None:
+    """A producer that is killed says nothing, and the pipe on which we wait for work stays open: all hold both ends."""
+    parent_process().join()
+    os._exit(1)
 
 
 def _render_chunk(rows: list[Row]) -> Rendered:

@@ -30,9 +30,10 @@ class Run:
 
     def child(self, *words: str) -> psutil.Process:
         """The child process whose command line holds these words."""
-        return until(lambda: self._child(words), what=f"a child with {words}")
+        return until(lambda: self.find(*words), what=f"a child with {words}")
 
-    def _child(self, words: tuple[str, ...]) -> psutil.Process | None:
+    def find(self, *words: str) -> psutil.Process | None:
+        """That child, None if there is none now."""
         for child in self.everything()[1:]:
             try:
                 line = " ".join(child.cmdline())
@@ -68,14 +69,14 @@ class Run:
 
 
 @contextmanager
-def run(out: Path, *arguments: str, command: str = "run") -> Iterator[Run]:
+def run(out: Path, *arguments: str, command: str = "run", environment: dict[str, str] | None = None) -> Iterator[Run]:
     """Start `headrace run`; whatever is left of it at the end is killed."""
     log = out.parent / f"{out.name}.talk"
     with log.open("ab") as talk:
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli.main", command, "--out", str(out), *map(str, arguments)], cwd=ROOT,
             stdout=talk, stderr=talk, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "HEADRACE_LOG_LEVEL": "INFO"},
+            env={**os.environ, "HEADRACE_LOG_LEVEL": "INFO", **(environment or {})},
         )  # fmt: skip
     started = Run(out, process, log)
     try:
