@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+import uuid
 from dataclasses import dataclass
 
 import orjson
@@ -44,9 +45,10 @@ class WorkerContext:
         self.courier = Courier(settings.redis_url)
         self.client = SGLangClient(api_key=settings.api_key)
         self.holdings = Holdings(self.courier)
-        self.endpoints = Endpoints(self.courier, self.client, settings.name)
-        self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name, self.run)
-        self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, settings.name)
+        ourselves = f"{settings.name}:{uuid.uuid4().hex[:8]}"  # two workers may have been given the same name
+        self.endpoints = Endpoints(self.courier, self.client, ourselves)
+        self.admission = Admission(self.courier, self.holdings, self.endpoints, ourselves, self.run)
+        self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []

@@ -43,6 +43,16 @@ def test_a_ceiling_holds_over_two_workers(redis_client, redis_url, tmp_path):
         assert endpoint.stats()["peak_running"] == 5
 
 
+def test_two_workers_of_one_name_are_two(redis_client, redis_url, tmp_path):
+    """Started twice by mistake: leases and claims are told apart, so the ceiling holds, and each task is done once."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.005)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path), worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url, concurrency=5), 100)
+        until(lambda: redis_client.xlen(KEYS.responses) == 100, what="100 responses")
+        assert endpoint.stats()["peak_running"] == 5
+        assert len(published(redis_client)) == endpoint.stats()["requests"] == 100
+
+
 def test_a_cold_stop_returns_everything_and_aborts_at_the_endpoint(redis_client, redis_url, tmp_path):
     """SIGQUIT: all messages are back in the queue, no claim or lease is held, the server was told to stop."""
     with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path) as process:
