@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
+_REDIS_PAUSE_SECONDS = 2.0
 _MOST_DEATHS = 20
 _MOST_INTERNAL = 4  # an error of ours repeats itself
 
@@ -67,6 +68,8 @@ class Supervisor:
     _url: str = ""
     _manifest: RunManifest | None = None
     _touched: float = 0.0
+    _redis_deaths: int = 0  #: in a row, while it was being started
+    _redis_at: float = 0.0  #: when to try again
     _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
@@ -198,9 +201,7 @@ class Supervisor:
     def _revive(self) -> None:
         if self.wanted_stops:
             return
-        if self._server is not None and not self._server.alive():
-            self.view.say("the private Redis died; starting it again on its AOF")
-            self._server.start()
+        self._revive_redis()
         for child in self._children.values():
             if child.process is not None and child.ended() is None:
                 continue
@@ -211,6 +212,22 @@ class Supervisor:
                 self.view.say(f"{child.name} ended; starting it again")
                 self._end_holds(child)
             child.start_again()
+
+    def _revive_redis(self) -> None:
+        """It may die again while it starts, or find the disk full: tried again, as everything else is."""
+        if self._server is None or self._server.alive() or time.monotonic() < self._redis_at:
+            return
+        self.view.say("the private Redis died; starting it again on its AOF")
+        try:
+            self._server.start()
+        except StorageError as exc:
+            self._redis_deaths += 1
+            if self._redis_deaths >= _MOST_DEATHS:
+                raise
+            self.view.say(str(exc))
+            self._redis_at = time.monotonic() + _REDIS_PAUSE_SECONDS
+        else:
+            self._redis_deaths = 0
 
     def _end_holds(self, child: Child) -> None:
         """We saw it die: its tasks need not wait until claims and leases expire."""
