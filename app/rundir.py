@@ -44,6 +44,11 @@ class RunDir:
         return self.private / "writer.lock"
 
     @property
+    def put_aside(self) -> Path:
+        """Fingerprints of lines that `retry` put aside (see app/aside.py)."""
+        return self.private / "put-aside"
+
+    @property
     def redis(self) -> Path:
         """The private server's AOF and its noted address."""
         return self.private / "redis"

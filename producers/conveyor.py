@@ -16,6 +16,7 @@ from celery import Celery
 from kombu.exceptions import KombuError
 
 from app.celery_app import GENERATE_TASK
+from app.crash import crash_point
 from app.errors import StorageError
 from app.lanes import Lane, lane_of
 from app.packing import compress, unpack_task
@@ -217,6 +218,7 @@ class Conveyor:
                     self._client, "offer", [self._keys.payload(dataset), self._keys.published(dataset)], words
                 )
             )
+            crash_point("payload_offered")
             self._publish([parcel for parcel, new in zip(some, accepted, strict=True) if new])
 
     def _publish(self, parcels: list[Parcel]) -> None:
@@ -230,6 +232,7 @@ class Conveyor:
                     )  # fmt: skip
 
         self.patiently(send)
+        crash_point("message_sent")
         for parcel in parcels:
             self._queued[parcel.lane] += 1
 

@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 
 from app.allowances import Allowances
+from app.crash import crash_point
 from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import RunManifest
@@ -65,7 +66,9 @@ class _Reader:
     def missing_of(self, dataset: str, chunk: Chunk, outstanding: set[str]) -> Iterator[Row | Refusal]:
         """Register a chunk in the ledger; what neither files nor `outstanding` keys have, to render or to refuse."""
         read = [(file, raw, *read_row(raw, self._shapes)) for file, raw in chunk]
+        crash_point("row_read")
         seen = self._ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
+        crash_point("row_registered")
         for (_, raw, _, result), known in zip(read, seen, strict=True):
             if known.row_verdict or self._is_in(outstanding, dataset, known.row_id, -1):
                 continue
@@ -151,6 +154,7 @@ class Producer:
 
     def _ship(self, results: Iterator[Rendered]) -> None:
         for items in results:
+            crash_point("row_rendered")
             for item in items:
                 if isinstance(item, Refusal):
                     self._refuse(item)

@@ -16,6 +16,8 @@ import orjson
 import redis
 from redis.exceptions import ResponseError
 
+from app.aside import fingerprint, put_aside
+from app.crash import crash_point
 from app.errors import StorageError
 from app.jsonl import Appender, read_at
 from app.ledger import Committed, Ledger, State
@@ -45,6 +47,7 @@ class Collector:
         self._keys = RunKeys(run_id)
         self._files: dict[tuple[str, str], Appender] = {}
         self._ledger = Ledger.open(rundir)
+        self._put_aside = put_aside(rundir)
         self.stopping = threading.Event()
         self.heartbeat: Callable[[], None] = lambda: None  #: renews the writer lock, for other hosts to see
         self._beat_at = 0.0
@@ -129,24 +132,34 @@ class Collector:
 
     def _collect(self, entries: list[Entry]) -> None:
         """Write what is new among the entries, then let Redis forget all of them."""
+        crash_point("entry_read")
         self._mend_if_dirty()  # an attempt before this one may have been cut short between two files
         batch = _Batch(self._filters)
         for _, fields in entries:
-            batch.add(fields[b"kind"].decode(), orjson.loads(decompress(fields[b"blob"])))
+            line = decompress(fields[b"blob"])
+            if fingerprint(line) not in self._put_aside:
+                batch.add(fields[b"kind"].decode(), orjson.loads(line))
         batch.drop_known(self._ledger)
         self._dirty = True
-        batch.derive_all(self._append(RAW, batch.raw))
+        offsets = self._append(RAW, batch.raw)
+        crash_point("raw_line_synced")
+        batch.derive_all(offsets)
         self._write_derived(batch)
         self._dirty = False
         self._forget(entries)
 
     def _write_derived(self, batch: "_Batch") -> None:
         self._append(TOKENIZED, batch.samples)
+        crash_point("sample_synced")
         self._append(REJECTED, batch.rejected)
+        crash_point("rejection_synced")
         self._ledger.commit(batch.committed, {key: file.end for key, file in self._files.items()})
+        crash_point("ledger_committed")
 
     def _append(self, name: str, lines: dict[str, list[bytes]]) -> dict[str, list[int]]:
         offsets = {dataset: self._file(dataset, name).append(new) for dataset, new in lines.items()}
+        if lines:
+            crash_point("line_written")
         for dataset in lines:
             self._file(dataset, name).sync()
         return offsets
@@ -166,6 +179,7 @@ class Collector:
             words += [len(pairs) // 2, *pairs]
         keys = [self._keys.responses, self._keys.sent, self._keys.charges, *map(self._keys.published, by_dataset)]
         scripts.call(self._client, "commit", keys, words)
+        crash_point("key_forgotten")
 
     def _patiently(self, action: Callable[[], object]) -> object:
         """Redis away or the disk full: keep what is in hand, say so, try again until it works or we are stopped."""

@@ -18,6 +18,7 @@ from celery import bootsteps
 from redis.exceptions import RedisError
 
 from app.celery_app import VISIBILITY_TIMEOUT_SECONDS
+from app.crash import crash_point
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def unless_closed(channel, method: Callable) -> Callable:
             log.info("message_left: it returns after its visibility timeout, its connection is gone")
         else:
             method(*args, **kwargs)
+            crash_point("message_acknowledged")
 
     return call
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import orjson
 
+from app.crash import crash_point
 from app.manifest import RunManifest
 from app.packing import compress, unpack_task
 from app.reasons import STAGE_OF
@@ -36,6 +37,7 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
     """Do what a delivery asks for; returns a word about how it ended. Raises HandBack or CancelledError to requeue."""
     if context.draining:
         raise HandBack
+    crash_point("message_taken")
     keys = RunKeys(run_id)
     claim = Claim(run_id, dataset, key, f"{context.settings.name}/{uuid.uuid4().hex[:12]}")
     verdict, *rest = await context.courier.script(
@@ -44,6 +46,7 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
     )  # fmt: skip
     if verdict != b"claimed":
         return verdict.decode()
+    crash_point("key_claimed")
     work = context.holdings.claims[claim] = Work(asyncio.current_task())
     try:
         run = await context.run(run_id)
@@ -81,6 +84,7 @@ class _Story:
         attempts, avoid = 0, None
         while True:
             lease = await self.context.admission.lease(self.run, self.task, avoid)
+            crash_point("lease_granted")
             attempts += 1
             self.work.lease = lease
             started_at, started = datetime.now(UTC), time.monotonic()
@@ -94,6 +98,7 @@ class _Story:
                 self._let_go()
                 raise
             else:
+                crash_point("request_answered")
                 self.context.endpoints.served(lease.url)
                 self.context.observer.finished(self.run, self.task, lease, generation, time.monotonic() - started)
                 record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
@@ -153,6 +158,7 @@ class _Story:
              self.keys.published(dataset), endpoint.leases, endpoint.lease_info],
             [self.task.key, dataset, kind, compress(line), lease.id if lease else ""],
         )  # fmt: skip
+        crash_point("response_published")
         return kind if entered else "published before"
 
     async def _halt(self, decision: Halt) -> str:

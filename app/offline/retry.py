@@ -15,6 +15,7 @@ from pathlib import Path
 import orjson
 
 from app.allowances import RETRIED
+from app.aside import fingerprint
 from app.jsonl import iterate
 from app.ledger.files import LineFact, fact_of
 from app.ledger.schema import unpack_row_id
@@ -42,10 +43,11 @@ def retry(rundir: RunDir, run_file: RunFile, wanted: Retry) -> dict[str, int]:
     at = datetime.now(UTC).isoformat(timespec="seconds")
     counts: dict[str, int] = {}
     with Switch(rundir) as switch:
-        with switch.stage(rundir.out / RETRIED) as said:
+        with switch.stage(rundir.out / RETRIED) as said, switch.stage(rundir.put_aside) as aside:
             _copy(rundir.out / RETRIED, said)
+            _copy(rundir.put_aside, aside)
             for dataset in rundir.datasets_on_disk():
-                counts[dataset] = _retry(rundir, dataset, wanted, at, said, switch)
+                counts[dataset] = _retry(rundir, dataset, wanted, at, said, aside, switch)
         total = sum(counts.values())
         if total:
             allowance = wanted.max_new_tokens or 0
@@ -55,7 +57,9 @@ def retry(rundir: RunDir, run_file: RunFile, wanted: Retry) -> dict[str, int]:
     return counts
 
 
-def _retry(rundir: RunDir, dataset: str, wanted: Retry, at: str, said: Staged, switch: Switch) -> int:
+def _retry(
+    rundir: RunDir, dataset: str, wanted: Retry, at: str, said: Staged, aside: Staged, switch: Switch
+) -> int:  # fmt: skip
     for name in (RAW, TOKENIZED, REJECTED):
         cut_torn_end(rundir, dataset, name)
     with HashSet() as chosen:
@@ -65,7 +69,7 @@ def _retry(rundir: RunDir, dataset: str, wanted: Retry, at: str, said: Staged, s
                 count += 1
                 said.write(_note(dataset, fact, wanted, at))
         if count:
-            _move(rundir, dataset, chosen, switch)
+            _move(rundir, dataset, chosen, aside, switch)
         return count
 
 
@@ -80,8 +84,11 @@ def _concerned(rundir: RunDir, dataset: str, reason: Reason) -> Iterator[LineFac
                 yield fact
 
 
-def _move(rundir: RunDir, dataset: str, chosen: HashSet, switch: Switch) -> None:
-    """New files without the chosen completions; their raw lines go behind the superseded ones."""
+def _move(rundir: RunDir, dataset: str, chosen: HashSet, aside: Staged, switch: Switch) -> None:
+    """New files without the chosen completions; their raw lines go behind the superseded ones.
+
+    Redis may deliver any of them once more: they are known by their fingerprints then.
+    """
     with ExitStack() as stack:
         superseded = stack.enter_context(switch.stage(rundir.file(dataset, SUPERSEDED), dataset))
         _copy(rundir.file(dataset, SUPERSEDED), superseded)
@@ -91,7 +98,9 @@ def _move(rundir: RunDir, dataset: str, chosen: HashSet, switch: Switch) -> None
                 fact = fact_of(dataset, name, line.raw, line.offset)
                 if fact is None or _slot(fact) not in chosen:
                     kept.write(line.raw + b"\n")
-                elif name == RAW:
+                    continue
+                aside.write(fingerprint(line.raw) + b"\n")
+                if name == RAW:
                     superseded.write(line.raw + b"\n")
 
 

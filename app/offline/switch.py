@@ -7,7 +7,6 @@ the files anew, removing the journal) can be done any number of times, so whoeve
 """
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 import orjson
 
 from app.allowances import RETRIED
+from app.crash import crash_point
 from app.errors import StorageError
 from app.jsonl import sync_folder
 from app.ledger import Ledger
@@ -24,7 +24,6 @@ from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
 
 _JOURNAL = "switch.json"
 _NEW = ".new"
-_KILL_AT = "HEADRACE_TEST_KILL_AT"  #: tests name a point here, and the process is killed there
 
 
 @contextmanager
@@ -89,7 +88,7 @@ class Switch:
 
     def commit(self) -> None:
         """Make it happen, as a whole. Raises StorageError."""
-        kill_point("staged")
+        crash_point("staged")
         names = [path.relative_to(self._rundir.out).as_posix() for path in self._paths]
         journal = _journal(self._rundir)
         try:
@@ -100,7 +99,7 @@ class Switch:
             sync_folder(journal.parent)
         except OSError as exc:
             raise _refused(journal, exc) from exc
-        kill_point("journal")
+        crash_point("journal")
         _finish(self._rundir)
 
 
@@ -135,12 +134,6 @@ class Staged:
             raise _refused(self._path, exc) from exc
 
 
-def kill_point(name: str) -> None:
-    """A place where tests kill the process; does nothing otherwise."""
-    if os.environ.get(_KILL_AT) == name:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _finish(rundir: RunDir) -> bool:
     """Whether there was anything to finish."""
     journal = _journal(rundir)
@@ -154,11 +147,11 @@ def _finish(rundir: RunDir) -> bool:
     try:
         for number, name in enumerate(said["files"]):
             _rename(rundir.out / name)
-            kill_point(f"renamed {number + 1}")
+            crash_point(f"renamed {number + 1}")
         with Ledger.open(rundir) as ledger:
             ledger.read_anew(said["datasets"])
             ledger.catch_up(rundir)
-        kill_point("ledger")
+        crash_point("ledger")
         journal.unlink()
         sync_folder(journal.parent)
     except OSError as exc:
@@ -180,7 +173,9 @@ def _rename(path: Path) -> None:
 def _remove_strays(rundir: RunDir) -> None:
     """Contents that were never committed."""
     ours = [path for name in (RAW, TOKENIZED, REJECTED, SUPERSEDED) for path in rundir.out.glob(f"*/{name}{_NEW}")]
-    for path in [*ours, _new(rundir.run_json), _new(rundir.out / RETRIED), _new(_journal(rundir))]:
+    for path in (rundir.run_json, rundir.out / RETRIED, rundir.put_aside, _journal(rundir)):
+        ours.append(_new(path))
+    for path in ours:
         path.unlink(missing_ok=True)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from app.sglang.client import _CANARY_IDS
+from app.sglang.simulator import RunningSimulator, prompt_hash
 from tests.belt import ROOT, until
 
 DEMO = ROOT / "app" / "demo_data"
@@ -71,10 +74,17 @@ class Run:
 @contextmanager
 def run(out: Path, *arguments: str, command: str = "run", environment: dict[str, str] | None = None) -> Iterator[Run]:
     """Start `headrace run`; whatever is left of it at the end is killed."""
+    with launched(out, command, "--out", out, *arguments, environment=environment) as started:
+        yield started
+
+
+@contextmanager
+def launched(out: Path, *words: object, environment: dict[str, str] | None = None) -> Iterator[Run]:
+    """Start any command that works on `out`; whatever is left of it at the end is killed."""
     log = out.parent / f"{out.name}.talk"
     with log.open("ab") as talk:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli.main", command, "--out", str(out), *map(str, arguments)], cwd=ROOT,
+            [sys.executable, "-m", "app.cli.main", *map(str, words)], cwd=ROOT,
             stdout=talk, stderr=talk, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "HEADRACE_LOG_LEVEL": "INFO", **(environment or {})},
         )  # fmt: skip
@@ -115,3 +125,13 @@ def status(out: Path) -> dict:
     done = headrace("status", out, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def extra_requests(*endpoints: RunningSimulator) -> int:
+    """Requests beyond the first for each prompt, over all endpoints; canaries are not counted."""
+    sent: Counter[str] = Counter()
+    for endpoint in endpoints:
+        for prompt, counts in endpoint.stats()["prompts"].items():
+            sent[prompt] += counts["requests"]
+    del sent[prompt_hash(_CANARY_IDS)]
+    return sent.total() - len(sent)

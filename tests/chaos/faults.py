@@ -17,8 +17,7 @@ import psutil
 from redis.exceptions import RedisError
 
 from app.rundir import RAW, RunDir
-from app.sglang.client import _CANARY_IDS
-from app.sglang.simulator import RunningSimulator, SimulatorConfig, prompt_hash, running_simulator
+from app.sglang.simulator import RunningSimulator, SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import noted_address
 from tests.acceptance.harness import IDS, TOKENIZER, Run, run
@@ -26,6 +25,7 @@ from tests.chaos.plan import Fault
 from tests.proxy import Proxy, proxy
 
 _MARK = "HEADRACE_CHAOS"  # in the environment of every process of one run
+_PATIENCE_SECONDS = 15.0  # for a victim that is just being started again
 _CHILDREN = {"collector": ("collect",), "producer": ("produce",), "redis": ("valkey-server",)}
 ENDPOINT = SimulatorConfig(
     **IDS, output_mean=40, step_seconds=0.02, max_total_num_tokens=40_000, disconnect_seconds=0.5, health_seconds=0.01
@@ -84,15 +84,6 @@ class Scene:
                     found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
         return found
 
-    def extra_requests(self) -> int:
-        """Requests beyond the first for each prompt, over both endpoints."""
-        sent: Counter[str] = Counter()
-        for endpoint in self.endpoints:
-            for prompt, counts in endpoint.stats()["prompts"].items():
-                sent[prompt] += counts["requests"]
-        sent.pop(prompt_hash(_CANARY_IDS), None)
-        return sum(sent.values()) - len(sent)
-
     # --- faults ---
 
     def inject(self, fault: Fault) -> None:
@@ -131,16 +122,15 @@ class Scene:
 
     def _kick(self, fault: Fault) -> bool:
         """All connections to Redis closed, three times within a second."""
-        url = noted_address(RunDir(self.out).redis)
-        for _ in range(3):
-            try:
-                client = connect(url or "unix:///nowhere")
+        kicked, deadline = 0, time.monotonic() + _PATIENCE_SECONDS
+        while kicked < 3 and time.monotonic() < deadline:
+            with suppress(RedisError, OSError):
+                client = connect(noted_address(RunDir(self.out).redis) or "unix:///nowhere")
                 client.client_kill_filter(_type="normal", skipme=True)
                 client.close()
-            except (RedisError, OSError):
-                return False
+                kicked += 1
             time.sleep(0.3)
-        return True
+        return kicked > 0
 
     def _crash(self, fault: Fault) -> None:
         endpoint = self.endpoints[fault.victim]
@@ -191,7 +181,7 @@ class Scene:
         if fault.target == "supervisor":
             return psutil.Process(self.run.process.pid) if self.run.process.poll() is None else None
         words = _CHILDREN.get(fault.target) or ("worker", f"-{fault.victim + 1} --slots")
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while (found := self.run.find(*words)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         return found

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.rundir import RAW, REJECTED, TOKENIZED
-from tests.acceptance.harness import headrace, ids
+from tests.acceptance.harness import extra_requests, headrace, ids
 from tests.chaos.faults import Scene, end, scene, small_disk
 from tests.chaos.plan import Fault, plan
 from tests.chaos.report import Outcome
@@ -105,7 +105,7 @@ def _prove(attacked: Scene, expected: Ids, outcome: Outcome) -> None:
     verified = headrace("verify", attacked.out, timeout=300)
     if verified.returncode:
         outcome.trouble.append(f"verify: {verified.stdout[-500:]}{verified.stderr[-500:]}")
-    outcome.extra = attacked.extra_requests()
+    outcome.extra = extra_requests(*attacked.endpoints)
     until = time.monotonic() + _ORPHAN_SECONDS
     while (left := attacked.orphans()) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
