@@ -17,6 +17,12 @@ def completion_id(dataset: str, row_id: str, turn: int, completion_index: int) -
     return f"{dataset}:{row_id}:{turn}:{completion_index}"
 
 
+def slot_of(identity: str) -> tuple[str, str, int]:
+    """(dataset, row_id, completion_index) of a `completion_id`."""
+    dataset, row_id, _, index = identity.rsplit(":", 3)
+    return dataset, row_id, int(index)
+
+
 def line_of(record: object) -> bytes:
     """One whole JSONL line of a record, newline included. Strict JSON, UTF-8, U+2028 and friends left as they are."""
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

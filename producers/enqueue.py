@@ -19,7 +19,7 @@ from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import RunManifest
 from app.reasons import STAGE_OF, Rejected
-from app.records import RejectedRecord, completion_id
+from app.records import RejectedRecord, completion_id, slot_of
 from app.rundir import RunDir
 from app.settings import RunSettings
 from app.store.keys import RUNS, RunKeys
@@ -158,7 +158,13 @@ class Producer:
             for item in items:
                 if isinstance(item, Refusal):
                     self._refuse(item)
-            self._conveyor.put([item for item in items if isinstance(item, Parcel)])
+            self._conveyor.put(self._still_missing([item for item in items if isinstance(item, Parcel)]))
+
+    def _still_missing(self, parcels: list[Parcel]) -> list[Parcel]:
+        """Rendering takes a while: what another producer has had done meanwhile is no longer in Redis, but on file."""
+        slots = {parcel.key: slot_of(parcel.task_id) for parcel in parcels}
+        known = set(self._ledger.known(slots.values()))
+        return [parcel for parcel in parcels if slots[parcel.key] not in known]
 
     def _refuse(self, refusal: Refusal) -> None:
         row = refusal.row

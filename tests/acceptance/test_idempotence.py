@@ -74,33 +74,23 @@ def test_an_enqueue_killed_in_mid_batch_and_lost_messages_cost_nothing(words, re
         assert_whole(out, endpoint)
 
 
-def test_two_producers_at_once_send_each_row_once(words, redis_url, tmp_path):
-    """The lock forgotten by a filesystem, say: what one has offered the other finds known."""
+def test_two_producers_and_two_collectors_at_once(words, redis_url, tmp_path):
+    """The lock forgotten by a filesystem, say: each line once all the same; the second collector names the first."""
     out = tmp_path / "out"
     with running_simulator(ENDPOINT) as endpoint:
         words += ["--endpoint", endpoint.url]
         with run(out, *words, command="enqueue") as one:
-            until(lambda: (RunDir(out).private / "settings.json").exists(), what="a prepared run")
-            until(lambda: "enqueueing" in one.log.read_text(), what="the first one at work")
-            with launched(out, "produce", out, "--redis", redis_url) as other, collecting(out, redis_url):
-                with worker(redis_url, tmp_path):
-                    assert other.wait() == 0, other.text()
-                    assert one.wait() == 0, one.text()
+            until(lambda: "enqueueing" in one.text(), what="the first producer at work")
+            with launched(out, "produce", out, "--redis", redis_url) as other, collecting(out, redis_url) as first:
+                until(lambda: "writing the files" in first.text(), what="the first collector at work")
+                with collecting(out, redis_url) as second:
+                    with worker(redis_url, tmp_path):
+                        assert other.wait() == 0, other.text()
+                        assert one.wait() == 0, one.text()
+                    assert second.wait() == 2, second.text()
+                    assert f"pid {first.process.pid}" in second.text()
         assert status(out)["totals"]["rows"] == ROWS
         assert_whole(out, endpoint)
-
-
-def test_a_second_collector_is_refused_by_name_of_the_first(words, redis_url, tmp_path):
-    """One writer: the other waits some seconds for a dying one, then says who has the files."""
-    out = tmp_path / "out"
-    with running_simulator(ENDPOINT) as endpoint:
-        with run(out, *words, "--endpoint", endpoint.url, "--no-wait", command="enqueue") as enqueued:
-            assert enqueued.wait() == 0, enqueued.text()
-        with collecting(out, redis_url) as first:
-            until(lambda: "writing the files" in first.log.read_text(), what="the first one writes")
-            second = headrace("collect", out, "--redis", redis_url)
-        assert second.returncode == 2
-        assert f"pid {first.process.pid}" in second.stderr
 
 
 def test_an_answer_put_aside_does_not_come_back_from_the_stream(words, redis_url, redis_client, tmp_path):
@@ -129,15 +119,16 @@ def test_an_answer_put_aside_does_not_come_back_from_the_stream(words, redis_url
 
 
 def test_killed_with_everything_in_flight_it_goes_on_at_once(words, tmp_path):
-    """On a restart nobody waits until claims, leases and messages of the dead expire (20 s and more)."""
+    """A restart takes about as long as the start: nobody waits until what the dead held expires (20 s and more)."""
     out, slow = tmp_path / "out", SimulatorConfig(**IDS, output_lengths="fixed", output_mean=32, step_seconds=1.0)
     with running_simulator(slow) as endpoint:
         words = [*words[:-2], "--endpoint", endpoint.url, "--max-new-tokens", 64]
+        began = time.monotonic()
         with run(out, *words) as started:
-            until(lambda: endpoint.stats()["running"] == ROWS, what="all in flight")
+            until(lambda: endpoint.stats()["running"] == ROWS, 60, what="all in flight")
             for process in started.everything():
                 process.send_signal(signal.SIGKILL)
-            died = time.monotonic()
+        died = time.monotonic()
         with run(out, *words):
             until(lambda: extra_requests(endpoint) == ROWS, 60, what="all sent again")
-        assert time.monotonic() - died < 19
+        assert time.monotonic() - died < 8 + 1.5 * (died - began)
