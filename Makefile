@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test setup check lock reference clean
+.PHONY: demo test setup check chaos lock reference clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -14,6 +14,12 @@ test: $(VENV)/.dev-installed  ## everything CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: test
+
+SEEDS ?= 20
+ROWS ?= 5000
+FAULTS ?= 50
+chaos: $(VENV)/.dev-installed  ## seeded runs under random faults, about two minutes each (as root also a full disk)
+	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS)
 
 setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
 

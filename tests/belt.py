@@ -66,12 +66,22 @@ def until(condition: Callable[[], Any], seconds: float = 30.0, what: str = "") -
     return value
 
 
+#: Our command line in a process whose clock is wrong.
+_WRONG_CLOCK = (
+    "import runpy, time; true = time.time; time.time = lambda: true() + {:g};"
+    " runpy.run_module('app.cli.main', run_name='__main__', alter_sys=True)"
+)
+
+
 @contextmanager
-def worker(url: str, tmp_path: Path, *arguments: str, name: str = "w1") -> Iterator[subprocess.Popen]:
+def worker(
+    url: str, tmp_path: Path, *arguments: str, name: str = "w1", clock_ahead_seconds: float = 0.0
+) -> Iterator[subprocess.Popen]:
     """A real worker process, killed at the end if it still runs."""
     log = (tmp_path / f"{name}.log").open("ab")
+    program = ["-c", _WRONG_CLOCK.format(clock_ahead_seconds)] if clock_ahead_seconds else ["-m", "app.cli.main"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli.main", "worker", "--redis", url, "--name", name, *arguments],
+        [sys.executable, *program, "worker", "--redis", url, "--name", name, *arguments],
         cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
         env={**os.environ, "HEADRACE_LOG_LEVEL": "INFO"},
     )  # fmt: skip

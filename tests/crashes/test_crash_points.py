@@ -1,7 +1,7 @@
 """A real process dies at each step from row to sample; the run goes on by itself, and nothing is lost or doubled.
 
-In each run a producer, a worker and a collector die, each at a place of its own. Two runs go on at once: they wait more
-than they work.
+In each run a producer, a worker and a collector die, each at a place of its own. Runs go on at once, since they wait
+more than they work; beside them two workers with long tasks, one of which is killed.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.verify import verify
 from tests.acceptance.harness import DEMO, IDS, TOKENIZER, extra_requests, ids, run
+from tests.crashes import killed_worker
 
 ROWS = 20  # in each of two datasets
 AT_ONCE = 2
@@ -88,12 +89,13 @@ def play(folder: Path, points: tuple[Point, ...]) -> Outcome:
 def outcomes(request, tmp_path_factory):
     """Every run that is asked for, and one that nobody disturbs, as futures."""
     folder = tmp_path_factory.mktemp("crashes")
-    asked = {item.callspec.params["point"] for item in request.session.items if item.module is request.module}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        futures = {(): pool.submit(play, folder / "undisturbed", ())}
-        for points in RUNS:
-            if asked & set(points):
-                futures[points] = pool.submit(play, folder / points[0].name, points)
+    here = [item for item in request.session.items if item.module is request.module]
+    asked = {item.callspec.params["point"] for item in here if hasattr(item, "callspec")}
+    with ThreadPoolExecutor(AT_ONCE + 1) as pool:
+        futures = {"killed worker": pool.submit(killed_worker.play, folder / "killed")}
+        for points in ((), *RUNS):
+            if not points or asked & set(points):
+                futures[points] = pool.submit(play, folder / (points[0].name if points else "undisturbed"), points)
         yield futures
 
 
@@ -111,3 +113,12 @@ def test_a_process_that_dies_here_costs_what_the_table_says(point, outcomes):
         assert sorted(outcome.ids[name]) == sorted(undisturbed.ids[name])
         assert len(set(outcome.ids[name])) == len(outcome.ids[name])
     assert sum(one.least for one in points) <= outcome.extra <= sum(one.most for one in points), outcome.text
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_workers_tasks_run_elsewhere_within_a_minute_and_a_living_ones_once(outcomes):
+    """By the defaults: messages return after 30 s; tasks of 42 s at the living worker are kept by its heartbeats."""
+    survived = outcomes["killed worker"].result()
+    assert survived.elsewhere_seconds < 60
+    assert survived.of_the_living == 0
+    assert survived.again == 0
