@@ -85,6 +85,21 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints,
     assert_whole(out, undisturbed)
 
 
+def test_a_redis_that_cannot_start_is_tried_again(two_endpoints, undisturbed, tmp_path):
+    """Killed, and at first it ends at once when it is started (a full disk does that, too): said, and tried again."""
+    out = tmp_path / "out"
+    with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
+        until(lambda: started.lines() > 30, what="lines on disk")
+        manifest = out / ".headrace" / "redis" / "appendonlydir" / "appendonly.aof.manifest"
+        kept = manifest.read_bytes()
+        manifest.write_text("no manifest")
+        started.child("valkey-server").send_signal(signal.SIGKILL)
+        until(lambda: "ended at once" in started.text(), what="it said that it cannot start")
+        manifest.write_bytes(kept)
+        assert started.wait() == 0, started.text()
+    assert_whole(out, undisturbed)
+
+
 def test_everything_killed_at_once_resumes(two_endpoints, undisturbed, tmp_path):
     """SIGKILL of the whole run, twice; then the same command completes it."""
     out = tmp_path / "out"

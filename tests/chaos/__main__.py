@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.chaos.report import summary
 
 def main() -> int:
     """Play the seeds."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whatever ends us, the run under attack ends with us
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=1)
