@@ -76,11 +76,14 @@ def test_mixed_files_run_once_and_again_sends_nothing(two_endpoints, tmp_path):
 
 @pytest.mark.parametrize("victim", [("worker",), ("collect",), ("produce",), ("valkey-server",)], ids=lambda v: v[0])
 def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints, undisturbed, tmp_path):
-    """SIGKILL of each process in mid-run: the run goes on by itself and ends complete."""
+    """SIGKILL of each process in mid-run: what it had started ends with it, the run goes on and ends complete."""
     out = tmp_path / "out"
     with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
         until(lambda: started.lines() > 30, what="lines on disk")
-        started.child(*victim).send_signal(signal.SIGKILL)
+        child = started.child(*victim)
+        below = child.children(recursive=True)
+        child.send_signal(signal.SIGKILL)
+        until(lambda: not any(process.is_running() for process in below), what="its own children end with it")
         assert started.wait() == 0, started.text()
     assert_whole(out, undisturbed)
 

@@ -11,6 +11,7 @@ from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
 from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
+from producers.conveyor import Conveyor
 from tests.acceptance.harness import extra_requests
 from tests.belt import manifest, put, until, worker
 
@@ -46,9 +47,15 @@ def play(folder: Path) -> Survived:
                     until(lambda: endpoint.stats()["running"] == 2 * TASKS, 60, what="the second worker's, too")
                     dies.send_signal(signal.SIGKILL)
                     killed = time.monotonic()
-                    until(lambda: extra_requests(endpoint) == TASKS, 80, what="they run elsewhere")
+                    conveyor = Conveyor(client, make_app(server.url), "run1", 1_000_000, lambda: False)
+
+                    def reconciled() -> bool:
+                        """As the producer does, for the tasks that live: whoever let go of them would lose them now."""
+                        return conveyor.send_again(["living"]) >= 0
+
+                    until(lambda: reconciled() and extra_requests(endpoint) == TASKS, 80, "they run elsewhere")
                     elsewhere = time.monotonic() - killed
-                    until(lambda: client.xlen(keys.responses) == TASKS, 60, what="the living are done")
+                    until(lambda: reconciled() and client.xlen(keys.responses) == TASKS, 60, "the living are done")
                     before = endpoint.stats()["requests"]
                     _deliver_again(client, server.url, living)
                     doubled = extra_requests(endpoint) - TASKS
