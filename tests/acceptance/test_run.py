@@ -92,7 +92,7 @@ def test_a_redis_that_cannot_start_is_tried_again(two_endpoints, undisturbed, tm
     """Killed, and at first it ends at once when it is started (a full disk does that, too): said, and tried again."""
     out = tmp_path / "out"
     with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
-        until(lambda: started.lines() > 30, what="lines on disk")
+        until(lambda: started.lines() > 30, 60, what="lines on disk")
         manifest = out / ".headrace" / "redis" / "appendonlydir" / "appendonly.aof.manifest"
         kept = manifest.read_bytes()
         manifest.write_text("no manifest")
