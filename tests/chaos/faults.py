@@ -25,7 +25,7 @@ from tests.chaos.plan import Fault
 from tests.proxy import Proxy, proxy
 
 _MARK = "HEADRACE_CHAOS"  # in the environment of every process of one run
-_PATIENCE_SECONDS = 15.0  # for a victim that is just being started again
+_PATIENCE_SECONDS = 30.0  # for a victim that is just being started again
 _CHILDREN = {"collector": ("collect",), "producer": ("produce",), "redis": ("valkey-server",)}
 ENDPOINT = SimulatorConfig(
     **IDS, output_mean=40, step_seconds=0.02, max_total_num_tokens=40_000, disconnect_seconds=0.5, health_seconds=0.01
@@ -94,10 +94,13 @@ class Scene:
     def _kill(self, fault: Fault) -> bool:
         victims = self.run.everything() if fault.target == "everything" else [self._victim(fault)]
         costly = fault.target in ("worker", "everything", "supervisor")
+        workers = list(filter(None, (self.run.find(*_worker(n)) for n in range(2))))
         with self._losing(*(self.endpoints if costly else ())):
             for victim in filter(None, victims):
                 with suppress(psutil.Error):
                     victim.kill()
+            if fault.target == "supervisor":  # its workers send requests until they notice
+                psutil.wait_procs(workers, _PATIENCE_SECONDS)
         if fault.target in ("everything", "supervisor"):
             self.run.process.wait()
             self.start()
@@ -180,7 +183,7 @@ class Scene:
         """The process to hit, None if it is not there now (it was just killed, perhaps)."""
         if fault.target == "supervisor":
             return psutil.Process(self.run.process.pid) if self.run.process.poll() is None else None
-        words = _CHILDREN.get(fault.target) or ("worker", f"-{fault.victim + 1} --slots")
+        words = _CHILDREN.get(fault.target) or _worker(fault.victim)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (found := self.run.find(*words)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -195,6 +198,11 @@ class Scene:
         self.in_flight_lost += sum(
             was["in_flight"] + now["requests"] - was["requests"] for was, now in zip(before, after, strict=True)
         )
+
+
+def _worker(number: int) -> tuple[str, str]:
+    """Words in the command line of a worker."""
+    return "worker", f"-{number + 1} --slots"
 
 
 @contextmanager
