@@ -79,7 +79,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints,
     """SIGKILL of each process in mid-run: what it had started ends with it, the run goes on and ends complete."""
     out = tmp_path / "out"
     with run(out, *arguments(*(endpoint.url for endpoint in two_endpoints))) as started:
-        until(lambda: started.lines() > 30, what="lines on disk")
+        until(lambda: started.lines() > 30, 60, what="lines on disk")
         child = started.child(*victim)
         below = child.children(recursive=True)
         child.send_signal(signal.SIGKILL)
