@@ -92,7 +92,7 @@ class Proxy:
             finally:
                 self._transports.discard(far_writer)
                 far_writer.transport.abort()
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled by `close` alone; asyncio's streams would report it
             pass
         finally:
             self._transports.discard(writer)
