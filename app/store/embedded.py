@@ -23,6 +23,7 @@ from app.errors import StorageError, UsageError
 from app.store.connection import AWAY, connect
 
 _START_SECONDS = 60
+_STARTS = 3  # if it is killed from outside while it loads
 _ADDRESS = "address"
 
 
@@ -45,13 +46,18 @@ class PrivateServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         if noted_address(self._folder) != self.url:  # ours died: its socket's folder is used again
             end_leftover(self._folder)
+        for left in reversed(range(_STARTS)):
+            self._launch()
+            if self._await_ready(killed_is_error=left == 0):
+                break
+        (self._folder / _ADDRESS).write_text(f"{self.url}\n{self._process.pid}\n")
+
+    def _launch(self) -> None:
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [server_binary(), *self._options()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, preexec_fn=end_with_parent(),  # its own session: Ctrl-C must not reach it
             )  # fmt: skip
-        self._await_ready()
-        (self._folder / _ADDRESS).write_text(f"{self.url}\n{self._process.pid}\n")
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -77,11 +83,14 @@ class PrivateServer:
         }  # fmt: skip
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
-    def _await_ready(self) -> None:
+    def _await_ready(self, *, killed_is_error: bool) -> bool:
+        """True once it answers; False if it was killed from outside while it loaded, unless that is an error now."""
         client = connect(self.url)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
+            if (status := self._process.poll()) is not None:
+                if status < 0 and not killed_is_error:
+                    return False
                 raise StorageError(
                     f"The private Redis ended at once (exit {self._process.returncode}); "
                     f"its last words are in {self._folder / 'server.log'}: {_last_line(self._folder / 'server.log')}"
@@ -89,7 +98,7 @@ class PrivateServer:
             try:
                 client.ping()
                 client.close()
-                return
+                return True
             except AWAY:
                 time.sleep(0.02)
         raise StorageError(f"The private Redis gave no answer in {_START_SECONDS} s; see {self._folder}/server.log.")
