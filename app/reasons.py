@@ -29,6 +29,7 @@ class Reason(StrEnum):
     # render
     TEMPLATE_ERROR = "template_error"  #: the chat template refused the conversation
     TOO_LONG = "too_long"  #: prompt + max_new_tokens is beyond every endpoint's context
+    CONTROL_TOKENS = "control_tokens"  #: says control tokens that this tokenizer cannot write as text
     IDS_OUT_OF_VOCABULARY = "ids_out_of_vocabulary"  #: the tokenizer made an id the model does not have
     # generate
     REFUSED = "refused"  #: every endpoint that could take it answers 400 and blames this prompt
@@ -46,7 +47,8 @@ STAGE_OF: dict[Reason, Stage] = {
     **dict.fromkeys(
         (Reason.UNREADABLE, Reason.UNKNOWN_SHAPE, Reason.TOO_LARGE, Reason.EMPTY_PROMPT, Reason.INVALID_UNICODE,
          Reason.UNSUPPORTED_CONTENT, Reason.BAD_TOOL_CALL), Stage.READ),
-    **dict.fromkeys((Reason.TEMPLATE_ERROR, Reason.TOO_LONG, Reason.IDS_OUT_OF_VOCABULARY), Stage.RENDER),
+    **dict.fromkeys((Reason.TEMPLATE_ERROR, Reason.TOO_LONG, Reason.CONTROL_TOKENS, Reason.IDS_OUT_OF_VOCABULARY),
+                    Stage.RENDER),
     **dict.fromkeys((Reason.REFUSED, Reason.ATTEMPTS_EXHAUSTED, Reason.CRASHES_ENDPOINT), Stage.GENERATE),
     **dict.fromkeys((Reason.EMPTY_OUTPUT, Reason.OVER_MAX_SAMPLE_TOKENS, Reason.TRUNCATED, Reason.UNCLOSED_THINKING,
                      Reason.REPETITION), Stage.SAMPLE),

@@ -6,7 +6,8 @@ files and the options goes into them: a template that asks for today's date gets
 
 transformers is imported when a Renderer is made, not before: `headrace --help` must not wait for it.
 
-Text in a row that looks like a control token becomes that control token, as it would at the server.
+Text in a row that looks like a control token stays text (app/control_tokens.py): a row cannot forge turns. Where a
+tokenizer cannot write it as text, the row is rejected.
 """
 
 import datetime
@@ -18,9 +19,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from app.control_tokens import ControlTokens, encoded
 from app.errors import UsageError
 from app.reasons import Reason, Rejected
 from app.records import Conversation
+from app.sglang.tool_dump import ToolForm, bare, dumped
 
 #: what decides about ids; chat templates are taken as text, `*.py` only if the tokenizer runs it
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -37,6 +40,7 @@ class RenderOptions:
     tokenizer: a directory, or a name on the hub. chat_template: a file instead of the tokenizer's own template.
     template_kwargs: more variables for the template. date: ISO date for templates that print one (None: today);
     fix it once per run. model_vocab_size: of the model that will get the ids (None: what its config.json says).
+    tool_form: how the template gets tools.
     """
 
     tokenizer: str
@@ -45,6 +49,7 @@ class RenderOptions:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     date: str | None = None
     model_vocab_size: int | None = None
+    tool_form: ToolForm = "given"
 
 
 class Renderer:
@@ -64,22 +69,24 @@ class Renderer:
         return Renderer, (self.options,)
 
     def render(self, conversation: Conversation) -> list[int]:
-        """The prompt's ids, generation prompt included. Raises Rejected(TEMPLATE_ERROR, EMPTY_PROMPT,
+        """The prompt's ids, generation prompt included. Raises Rejected(TEMPLATE_ERROR, EMPTY_PROMPT, CONTROL_TOKENS,
         IDS_OUT_OF_VOCABULARY)."""
+        if self.holds_control_tokens(conversation):
+            return self._checked(self._encode_as_text(conversation))
         return self._checked(self._encode(self.text(conversation)))
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text. A conversation that ends in an answer is to be continued. Raises Rejected."""
-        messages = conversation.messages
-        if any("tool_calls" in message for message in messages) and self._wants_string_arguments:
-            messages = [_with_string_arguments(message) for message in messages]
-        tools = [_wrapped(tool) for tool in conversation.tools] if conversation.tools else None
-        try:
-            return self._apply_template(messages, tools)
-        except MemoryError:
-            raise
-        except Exception as exc:  # a template is its author's program: whatever it raises is its verdict
-            raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {_one_line(exc)}") from exc
+        return self._rendered(conversation.messages, conversation.tools)
+
+    def holds_control_tokens(self, conversation: Conversation) -> bool:
+        """Whether a control token stands in what the row itself says."""
+        return self._control.are_in([conversation.messages, conversation.tools])
+
+    def text_control_tokens(self, ids: list[int]) -> int:
+        """Control tokens that a prompt says as text, by the difference of what it says and what it is."""
+        control = sum(token_id in self._control_ids for token_id in ids)
+        return max(0, self._control.count_in(self.decode(ids)) - control)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of these ids, control tokens included unless said; for people, never to be tokenized again."""
@@ -150,6 +157,22 @@ class Renderer:
         except Exception:  # noqa: BLE001 - see `text`
             return None
 
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        if any("tool_calls" in message for message in messages) and self._wants_string_arguments:
+            messages = [_with_string_arguments(message) for message in messages]
+        tools = dumped(tools, self.options.tool_form) if tools else None
+        try:
+            try:
+                return self._apply_template(messages, tools)
+            except Exception:
+                if tools is None or bare(tools) == tools:
+                    raise
+                return self._apply_template(messages, bare(tools))
+        except MemoryError:
+            raise
+        except Exception as exc:  # a template is its author's program: whatever it raises is its verdict
+            raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {_one_line(exc)}") from exc
+
     def _apply_template(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         if self.is_dated:
             # Templates may ask for today, and transformers takes no other answer as an argument.
@@ -166,6 +189,45 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _encode_as_text(self, conversation: Conversation) -> list[int]:
+        """The ids of a row that holds control tokens, each of them tokenized as the text that it is."""
+        try:
+            hidden = self._control.hide(conversation.messages, conversation.tools)
+            rendered = self._rendered(hidden.messages, hidden.tools)
+            return encoded(hidden.pieces(rendered), self._encode, self._encode_plain)
+        except ValueError as exc:
+            raise Rejected(Reason.CONTROL_TOKENS, f"control tokens in it cannot be written as text: {exc}") from exc
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of a text in which nothing is a control token. Raises ValueError if this tokenizer can't do that."""
+        if self._words is not None:
+            ids = self._words.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        if not self._control_ids.isdisjoint(ids):
+            raise ValueError("the tokenizer knows them as words, too")
+        return ids
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        added = {token.content: token.special for token in self._tokenizer.added_tokens_decoder.values()}
+        return ControlTokens(added, str(self._template))
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        added = self._tokenizer.added_tokens_decoder
+        return frozenset(token_id for token_id, token in added.items() if token.content in self._control.texts)
+
+    @cached_property
+    def _words(self) -> Any:
+        """A fast tokenizer without its added tokens, made for the first row that needs it; None for another kind."""
+        if not self._tokenizer.is_fast:
+            return None
+        from tokenizers import Tokenizer
+
+        described = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        return Tokenizer.from_str(json.dumps(described | {"added_tokens": [], "post_processor": None}))
 
     def _checked(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -281,10 +343,6 @@ def _with_string_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def _as_json(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _wrapped(tool: dict[str, Any]) -> dict[str, Any]:
-    return tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
 
 
 def _content_digest(path: Path) -> str:

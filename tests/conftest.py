@@ -47,3 +47,19 @@ def _clean_environment(monkeypatch):
 def demo_tokenizer():
     """The bundled tokenizer directory."""
     return Path(__file__).parent.parent / "app" / "demo_data" / "tokenizer"
+
+
+@pytest.fixture(scope="session")
+def kimi_tokenizer(tmp_path_factory):
+    """A tokenizer directory of Kimi's shape and a real vocabulary."""
+    from tests.tokenizers import kimi_shaped
+
+    return kimi_shaped(tmp_path_factory.mktemp("kimi"))
+
+
+@pytest.fixture(scope="session")
+def deepseek_tokenizer():
+    """DeepSeek's tokenizer directory."""
+    from tests.tokenizers import deepseek
+
+    return deepseek()

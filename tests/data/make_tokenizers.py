@@ -167,15 +167,19 @@ def make_demo_tokenizer(out: Path) -> None:
     )
     model = json.loads(trained.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"]]
-    # A vocabulary may have gaps: that is what puts the control tokens at their ids.
-    tokenizer = Tokenizer(BPE({**model["vocab"], **SPECIAL, **ADDED}, merges))
+    with_control_tokens({**model["vocab"], **SPECIAL, **ADDED}, merges, out, DEMO_TEMPLATE)
+    _write_json(out / "generation_config.json", {"eos_token_id": SPECIAL["<|im_end|>"]})
+
+
+def with_control_tokens(vocabulary: dict[str, int], merges: list, out: Path, template: str, **model: bool) -> None:
+    """A tokenizer directory of byte-level BPE; the gaps in the vocabulary put the control tokens at their ids."""
+    tokenizer = Tokenizer(BPE(vocabulary, merges, **model))
     tokenizer.pre_tokenizer = _split_into_words()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
-    _save(tokenizer, out, DEMO_TEMPLATE, {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",
-                                          "unk_token": "[UNK]"})  # fmt: skip
-    _write_json(out / "generation_config.json", {"eos_token_id": SPECIAL["<|im_end|>"]})
+    _save(tokenizer, out, template, {"bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",
+                                     "unk_token": "[UNK]"})  # fmt: skip
 
 
 def _split_into_words() -> pre_tokenizers.PreTokenizer:
