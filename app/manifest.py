@@ -25,7 +25,7 @@ class Recipe(Strict):
     """All that we decide about the answer. Its fingerprint is part of every task key."""
 
     tokenizer: dict[str, Any]  #: contents of tokenizer, template and code by hash, special tokens, template options
-    rendering: dict[str, Any]  #: turns, system text, fields, date
+    rendering: dict[str, Any]  #: turns, prefill, system text, fields; date and form of tools, pinned at the first start
     sampling: dict[str, Any]  #: every sampling parameter, explicit, max_new_tokens included
 
     @property
@@ -137,6 +137,7 @@ class RunFile(Strict):
     datasets: list[InputFile] = Field(default_factory=list)
     samples: int = 1
     filters: dict[str, Any] = Field(default_factory=dict)  #: what the samples on file were made with; {}: not said yet
+    parity: dict[str, Any] = Field(default_factory=dict)  #: our prompt ids against the servers' own, at the last start
     retries: list[dict[str, Any]] = Field(default_factory=list)  #: completions asked again, and with what allowance
     versions: dict[str, str] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)  #: the model guarded beside the recipe: GUARDED fields

@@ -31,6 +31,7 @@ class RunSettings(BaseModel):
     top_k: int = Field(default=-1, ge=-1)
     sampling: dict[str, Any] = Field(default_factory=dict)
     turns: Literal["last", "all"] = "last"
+    prefill: bool = False  #: a last answer is continued, not made again
     system: str | None = None
     chat_template: Path | None = None
     template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -43,6 +44,7 @@ class RunSettings(BaseModel):
     samples: int = Field(default=1, ge=1, le=10_000)
     limit: int | None = Field(default=None, ge=1)
     # how
+    skip_parity: bool = False  #: go on where the server's own prompt ids differ
     redis: str | None = None
     workers: int = Field(default=1, ge=0, le=1000)
     slots: int = Field(default=1000, ge=1, le=10_000)

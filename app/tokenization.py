@@ -62,7 +62,7 @@ class Renderer:
         _refuse_untrusted_code(self.directory, options)
         self._tokenizer = _load(self.directory, options)
         self._template = _template_of(self._tokenizer, options)
-        self._date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
+        self.date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
         self.is_dated = "strftime_now" in str(self._template)
 
     def __reduce__(self) -> tuple[type["Renderer"], tuple[RenderOptions]]:
@@ -128,7 +128,7 @@ class Renderer:
             "special_tokens": {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()},
             "chat_template": self._template,
             "template_kwargs": self.options.template_kwargs,
-            "date": self._date.isoformat() if self.is_dated else "",
+            "date": self.date.isoformat() if self.is_dated else "",
         }
 
     @property
@@ -176,7 +176,7 @@ class Renderer:
     def _apply_template(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         if self.is_dated:
             # Templates may ask for today, and transformers takes no other answer as an argument.
-            _compiled(self._tokenizer.get_chat_template(tools=tools)).globals["strftime_now"] = self._date.strftime
+            _compiled(self._tokenizer.get_chat_template(tools=tools)).globals["strftime_now"] = self.date.strftime
         goes_on = bool(messages) and messages[-1]["role"] == "assistant"
         return self._tokenizer.apply_chat_template(
             messages,

@@ -67,7 +67,7 @@ def shape_options(settings: RunSettings) -> ShapeOptions:
     """How rows are recognised, from the run's settings."""
     return ShapeOptions(
         prompt_field=settings.prompt_field, messages_field=settings.messages_field, turns=settings.turns,
-        system=settings.system,
+        prefill=settings.prefill, system=settings.system,
     )  # fmt: skip
 
 

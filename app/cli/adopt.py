@@ -5,13 +5,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from app.cli.prepare import padded, prepare, recipe_of, render_options
+from app.cli.prepare import padded, pinned, prepare, recipe_of, render_options
 from app.cli.run import checked
 from app.errors import OK, SOME_REJECTED, UsageError
 from app.identity import fingerprint
@@ -112,8 +111,7 @@ def _adopt(rundir: RunDir, settings: RunSettings, names: dict, wanted: Wanted) -
 
 
 def _recipe(settings: RunSettings, run_file: RunFile | None) -> tuple[Renderer, Recipe, int]:
-    date = run_file.recipe.rendering.get("date") if run_file else None
-    renderer = Renderer(render_options(settings, date or datetime.now(UTC).date().isoformat()))
+    renderer = Renderer(render_options(settings, pinned(run_file)))
     vocab_size = settings.vocab_size or min(renderer.vocab_size, renderer.model_vocab_size or renderer.vocab_size)
     return renderer, recipe_of(settings, renderer, vocab_size), vocab_size
 

@@ -60,6 +60,7 @@ def _dataset(one: DatasetAudit) -> list[str]:
         f"  ended by      {one.finish['stop']:,} stop, {one.finish['length']:,} length{clipped}",
         f"  repeated      {one.repeated_prompts:,} prompts, {one.repeated_outputs:,} answers",
         f"  reasoning     {thinking}",
+        f"  control text  {_TOKENIZER_NEEDED if one.control_text is None else f'{one.control_text:,} prompts'}",
         f"  tool calls    {_calls(one)}",
         f"  decoding      {_decoding(one)}",
     ]

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import redis
 from pydantic import SecretStr
 
 import app
+from app.cli.parity import compare
 from app.cli.talk import say
 from app.errors import RecipeChanged, StorageError, UsageError
 from app.manifest import (
@@ -37,6 +38,7 @@ from app.rundir import RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
 from app.sglang.sampling import sampling_body
+from app.sglang.tool_dump import tool_form
 from app.sglang.wire import EndpointInfo
 from app.store.connection import connect, translated
 from app.store.keys import RUNS, EndpointKeys, RunKeys
@@ -78,8 +80,7 @@ def prepare(settings: RunSettings) -> Prepared:
     finish_switch(rundir)
     before = _begun(rundir, datasets)
     files = describe(datasets, [f for f in (before.datasets if before else []) if f.sha256])
-    date = before.recipe.rendering.get("date") if before else None
-    renderer = Renderer(render_options(settings, date or datetime.now(UTC).date().isoformat()))
+    renderer = Renderer(render_options(settings, pinned(before)))
     vocab_size = settings.vocab_size or min(renderer.vocab_size, renderer.model_vocab_size or renderer.vocab_size)
     recipe = recipe_of(settings, renderer, vocab_size)
     if before is not None:
@@ -181,21 +182,31 @@ def _begun(rundir: RunDir, datasets: list[Dataset]) -> RunFile | None:
     return None
 
 
-def render_options(settings: RunSettings, date: str | None, vocab_size: int | None = None) -> RenderOptions:
-    """How conversations become ids, from the run's settings. date: what a template that prints one gets."""
+def pinned(before: RunFile | None) -> dict[str, Any]:
+    """What a run's first start decides about its prompts, for all later ones: the day that templates print, and the
+    form that they get tools in (of the first server's version; as given, until there was one)."""
+    rendering = before.recipe.rendering if before else {}
+    return {"date": rendering.get("date") or datetime.now(UTC).date().isoformat(),
+            "tools": rendering.get("tools") or "given"}  # fmt: skip
+
+
+def render_options(settings: RunSettings, rendering: dict[str, Any], vocab_size: int | None = None) -> RenderOptions:
+    """How conversations become ids, from the run's settings. rendering: of the recipe, or `pinned`."""
     return RenderOptions(
         tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code,
         chat_template=str(settings.chat_template) if settings.chat_template else None,
-        template_kwargs=settings.template_kwargs, date=date, model_vocab_size=vocab_size,
+        template_kwargs=settings.template_kwargs, date=rendering.get("date"), model_vocab_size=vocab_size,
+        tool_form=rendering.get("tools") or "given",
     )  # fmt: skip
 
 
 def recipe_of(settings: RunSettings, renderer: Renderer, vocab_size: int) -> Recipe:
     """All that we decide about the answer."""
     rendering = {
-        "turns": settings.turns, "system": settings.system, "prompt_field": settings.prompt_field,
-        "messages_field": settings.messages_field, "fit_output": settings.fit_output,
-        "date": renderer.options.date if renderer.is_dated else None,
+        "turns": settings.turns, "prefill": settings.prefill, "system": settings.system,
+        "prompt_field": settings.prompt_field, "messages_field": settings.messages_field,
+        "fit_output": settings.fit_output,
+        "date": renderer.options.date if renderer.is_dated else None, "tools": renderer.options.tool_form,
     }  # fmt: skip
     sampling = sampling_body(_sampling_options(settings), vocab_size=vocab_size)
     return Recipe(tokenizer=renderer.fingerprint(), rendering=rendering, sampling=sampling)
@@ -210,8 +221,9 @@ def _sampling_options(settings: RunSettings) -> dict[str, Any]:
 
 def meet_endpoints(
     prepared: Prepared, client: redis.Redis, redis_url: str, api_key: SecretStr | None, say
-) -> RunManifest:
-    """Wait for endpoints, learn what they are, and tell Redis about run and endpoints. Raises as `survey` does."""
+) -> tuple[Prepared, RunManifest]:
+    """Wait for endpoints, learn what they are, and tell Redis about run and endpoints. Raises as `survey` does, and
+    UsageError where an endpoint's own prompts are not ours."""
     settings = prepared.settings
     sampling = prepared.run_file.recipe.sampling
     found = survey(
@@ -219,7 +231,11 @@ def meet_endpoints(
         wait_seconds=math.inf if prepared.run_file.servers else settings.endpoint_wait_seconds, say=say,
     )  # fmt: skip
     run_file = _guard_model(prepared, found)
+    if not prepared.run_file.servers:
+        run_file = _with_tools_of(run_file, found)
+    run_file = run_file.model_copy(update={"parity": _parity(prepared, run_file, found, api_key, say)})
     write_run_file(prepared.rundir.run_json, run_file)
+    prepared = replace(prepared, run_file=run_file)
     infos = {url: info for url, info in found.items() if isinstance(info, EndpointInfo)}
     model_vocab = max((n for n in map(model_vocabulary, infos.values()) if n), default=None)
     manifest = RunManifest(
@@ -234,7 +250,23 @@ def meet_endpoints(
     )  # fmt: skip
     with translated(redis_url):
         _tell_redis(client, manifest, found, run_file.server)
-    return manifest
+    return prepared, manifest
+
+
+def _with_tools_of(run_file: RunFile, found: dict[str, EndpointInfo | str]) -> RunFile:
+    """The recipe with tools in the form of the first server's version; of a run that has sent nothing yet."""
+    form = tool_form(next(info.version for info in found.values() if isinstance(info, EndpointInfo)))
+    recipe = run_file.recipe.model_copy(update={"rendering": run_file.recipe.rendering | {"tools": form}})
+    return run_file.model_copy(update={"recipe": recipe, "recipe_fingerprint": recipe.fingerprint})
+
+
+def _parity(prepared: Prepared, run_file: RunFile, found: dict, api_key: SecretStr | None, say) -> dict[str, Any]:
+    if prepared.settings.skip_parity:
+        say("--skip-parity: nobody compares our prompt ids with the servers' own")
+        return {"skipped": True}
+    options = render_options(prepared.settings, run_file.recipe.rendering)
+    urls = [url for url, info in found.items() if isinstance(info, EndpointInfo)]
+    return compare(prepared.settings, prepared.datasets, options, urls, api_key)
 
 
 def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict, server: dict) -> None:

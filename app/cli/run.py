@@ -88,7 +88,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         client = connect(settings.redis)
         with translated(settings.redis):
             check(client, settings.redis)
-        manifest = meet_endpoints(prepared, client, settings.redis, api_key, say)
+        prepared, manifest = meet_endpoints(prepared, client, settings.redis, api_key, say)
         say(f"enqueueing {', '.join(one.name for one in prepared.datasets)}" + (
             "; stays until the run is complete (`headrace collect` and workers do the rest)" if wait else ""
         ))  # fmt: skip
@@ -123,7 +123,7 @@ def _produce(settings, run_file, manifest, client, redis_url: str, *, wait: bool
     from producers.inputs import parse_inputs
 
     stop = stop_event()
-    options = render_options(settings, run_file.recipe.rendering["date"], manifest.vocab_size)
+    options = render_options(settings, run_file.recipe.rendering, manifest.vocab_size)
     producer = Producer(
         settings, parse_inputs(settings.inputs), manifest, options, client, make_app(redis_url), stop.is_set
     )

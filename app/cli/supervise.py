@@ -78,7 +78,9 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         try:
             self._start_redis()
-            self._manifest = meet_endpoints(self.prepared, self._client, self._url, self.api_key, self.view.say)
+            self.prepared, self._manifest = meet_endpoints(
+                self.prepared, self._client, self._url, self.api_key, self.view.say
+            )
             self._start_children()
             return self._watch()
         finally:

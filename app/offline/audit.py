@@ -1,7 +1,8 @@
 """Bias and quality of a run at a glance, from its files alone, in one reading of each.
 
 Invariant: counts and percentiles are exact; memory grows with the number of different lengths and servers, not with
-rows. What only a tokenizer can tell (tool calls, decoding there and back) is None without one, never 0.
+rows. What only a tokenizer can tell (tool calls, control tokens as text, decoding there and back) is None without one,
+never 0.
 """
 
 from collections import Counter
@@ -75,6 +76,7 @@ class DatasetAudit:
     clipped: int = 0  #: cut before the allowance that was asked for
     repeated_prompts: int = 0
     repeated_outputs: int = 0
+    control_text: int | None = None  #: prompts that say control tokens as text
     thinking: Counter[str] = field(default_factory=Counter)  #: none, closed, unclosed
     calls: Counter[str] | None = None  #: none, well_formed, malformed
     decoding: Counter[str] | None = None  #: checked, same_text, same_ids
@@ -88,6 +90,7 @@ class DatasetAudit:
             "lost_output_tokens": {reason: lengths.to_json() for reason, lengths in sorted(self.lost.items())},
             "rejected_before_an_answer": dict(sorted(self.unmeasured.items())),
             "repeated_prompts": self.repeated_prompts, "repeated_outputs": self.repeated_outputs,
+            "control_tokens_as_text": self.control_text,
             "thinking": dict(self.thinking), "tool_calls": _maybe(self.calls), "decoding": _maybe(self.decoding),
         }  # fmt: skip
 
@@ -132,7 +135,7 @@ class _Reading:
     def of(self, rundir: RunDir, dataset: str) -> DatasetAudit:
         one = DatasetAudit(dataset)
         if self.renderer is not None:
-            one.calls, one.decoding = Counter(), Counter()
+            one.calls, one.decoding, one.control_text = Counter(), Counter(), 0
         reasons = _reasons(rundir, dataset, one)
         for _, fields in responses(rundir, dataset):
             record = ResponseRecord(**fields)
@@ -167,6 +170,8 @@ class _Reading:
         return "closed" if _holds(record.output_ids, self.filters.think_close_ids) else "none"
 
     def _texts(self, one: DatasetAudit, record: ResponseRecord) -> None:
+        if record.completion_index == record.turn == 0:
+            one.control_text += self.renderer.text_control_tokens(record.prompt_token_ids) > 0
         ids = record.output_ids
         stopped = record.finish_reason == "stop" and ids and record.matched == str(ids[-1])
         spoken = ids[:-1] if stopped else ids

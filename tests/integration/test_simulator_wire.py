@@ -11,6 +11,7 @@ from app.sglang.simulator import SimulatorConfig, running_simulator
 from tests.integration.simulator_client import call, generate, together, until
 
 RECORDED = Path(__file__).parents[1] / "data" / "sglang" / "recorded-0.5.23"
+TOKENIZER = Path(__file__).parents[2] / "app" / "demo_data" / "tokenizer"
 BASE = SimulatorConfig(
     vocab_size=151_936, id_high=151_643, eos_id=151_645, context_length=2048, max_total_num_tokens=16_384,
     max_running_requests=16, health_seconds=0.01, speed=50.0, output_mean=500.0, output_lengths="fixed",
@@ -150,7 +151,7 @@ def test_the_right_key_opens_and_the_scheme_has_no_case(servers):
 
 def test_chat_completions_can_return_the_ids():
     """`return_token_ids` gives prompt and response ids in each choice, equal to what /generate makes of the prompt."""
-    with running_simulator(replace(BASE, output_mean=20)) as server:
+    with running_simulator(replace(BASE, output_mean=20, tokenizer_dir=str(TOKENIZER), vocab_size=163_840)) as server:
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 30, "return_token_ids": True, "n": 2}
         reply = call(server.url, "/v1/chat/completions", body).json
         ids = call(server.url, "/v1/tokenize", {"messages": body["messages"]}).json["tokens"]

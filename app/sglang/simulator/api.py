@@ -187,9 +187,9 @@ class Api:
         return stream
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        """OpenAI's form, not streamed. The template is plain: role and content of each message."""
+        """OpenAI's form, not streamed."""
         body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
-        ids = body.get("input_ids") or self.service.model.encode(_chat_text(body))
+        ids = body.get("input_ids") or self.service.model.chat_ids(body)
         ids, allowed = fit(ids, body.get("max_completion_tokens") or body.get("max_tokens"), self.config)
         count = max(1, body.get("n") or 1)
         asked = read_generate({"input_ids": [ids] * count, "sampling_params": {"max_new_tokens": allowed}},
@@ -205,7 +205,12 @@ class Api:
 
     async def _tokenize(self, request: web.BaseRequest) -> web.Response:
         body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
-        ids = self.service.model.encode(_chat_text(body) if "messages" in body else str(body.get("prompt", "")))
+        if ("messages" in body) == ("prompt" in body):
+            raise Refused(400, bodies.schema_error("Exactly one of 'prompt' or 'messages' must be provided."))
+        model = self.service.model
+        ids = model.chat_ids(body) if "messages" in body else model.encode(str(body["prompt"]))
+        if self.service.faults.tokenize == "other":
+            ids = [*ids[:-1], self.config.eos_id, *ids[-1:]]
         return json_reply({"tokens": ids, "count": len(ids), "max_model_len": self.config.context_length})
 
     async def _abort_request(self, request: web.BaseRequest) -> web.Response:
@@ -249,7 +254,3 @@ class Api:
                 raise Refused(400, bodies.value_error(str(exc))) from exc
         return json_reply(self.service.faults)
 
-
-def _chat_text(body: dict[str, Any]) -> str:
-    messages = body.get("messages") or []
-    return "\n".join(f"{one.get('role', '')}: {one.get('content') or ''}" for one in messages) + "\nassistant:"

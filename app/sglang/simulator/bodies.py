@@ -6,9 +6,6 @@ from typing import Any
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Engine, Request
 
-VERSION = "0.5.23"
-
-
 # errors: three shapes of 400, one of 5xx
 
 
@@ -20,6 +17,11 @@ def value_error(message: str) -> dict[str, Any]:
 def schema_error(message: str) -> dict[str, Any]:
     """A body that is no request at all (400)."""
     return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
+
+
+def bad_request(message: str) -> dict[str, Any]:
+    """A chat that its template or its checks refuse (400)."""
+    return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
 
 
 def status_error(code: int, message: str) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
         **arguments, "launch_command": "headrace simulate", "status": status,
         "max_total_num_tokens": config.max_total_num_tokens, "max_req_input_len": config.max_prompt_tokens,
         "hicache_object_layout": {"enabled": False}, "kv_events": None, "startup_time": {},
-        "internal_states": [{**arguments, **live}], "version": VERSION, "frontend": "python",
+        "internal_states": [{**arguments, **live}], "version": config.version, "frontend": "python",
     }  # fmt: skip
 
 
@@ -168,7 +170,7 @@ def loads(config: SimulatorConfig, engine: Engine, now: float) -> dict[str, Any]
         "queues": {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
     }  # fmt: skip
     stamp = datetime.fromtimestamp(now, UTC).isoformat()
-    return {"timestamp": stamp, "version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": [load]}
+    return {"timestamp": stamp, "version": config.version, "accelerator": None, "num_accelerators": 1, "loads": [load]}
 
 
 def metrics(config: SimulatorConfig, engine: Engine, model: str) -> str:

@@ -16,6 +16,7 @@ class SimulatorConfig:
     """A server's model, size, speed and answers. Raises ValueError for settings that contradict each other."""
 
     # the model it says it serves
+    version: str = "0.5.23"  #: what it calls itself; decides only how it dumps tools for the chat template
     model_path: str = "simulated/teacher"
     tokenizer_path: str = ""  #: "" = model_path
     weight_version: str = "default"
@@ -57,7 +58,7 @@ class SimulatorConfig:
     keep_alive_seconds: float = 5.0
     decode: Callable[[list[int]], str] | None = field(default=None, repr=False)  #: ids to text
     encode: Callable[[str], list[int]] | None = field(default=None, repr=False)  #: text to ids
-    tokenizer_dir: str = ""  #: a folder with tokenizer.json: sets decode and encode
+    tokenizer_dir: str = ""  #: a folder with tokenizer.json: sets decode, encode and the chat template
 
     faults: Faults = field(default_factory=Faults)  #: those it starts with
 

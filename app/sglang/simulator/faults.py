@@ -57,10 +57,13 @@ class Faults:
     slow: float = 1.0  #: every step takes so many times as long
     health: str = "honest"  #: "honest" | "ok" (200 whatever happens) | "bad" (503 though it works) | "slow"
     health_slow_seconds: float = 20.0
+    tokenize: str = "honest"  #: "honest" | "other" (as if its template wrote one more token before the last)
 
     def __post_init__(self) -> None:
         if self.health not in ("honest", "ok", "bad", "slow"):
             raise ValueError(f'health {self.health!r} is none of "honest", "ok", "bad", "slow"')
+        if self.tokenize not in ("honest", "other"):
+            raise ValueError(f'tokenize {self.tokenize!r} is none of "honest", "other"')
 
     def updated(self, changes: dict[str, Any]) -> "Faults":
         """These faults with some replaced. Raises ValueError for an unknown name or a value of another type."""

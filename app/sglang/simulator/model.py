@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from app.sglang.simulator import bodies
+from app.sglang.simulator.chat import ChatTemplate
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Request
-from app.sglang.simulator.requests import Ask
+from app.sglang.simulator.requests import Ask, Refused
 from app.sglang.simulator.tokens import TokenChain
 
 
@@ -40,8 +42,10 @@ class Model:
             config.output_lengths, config.output_mean, config.output_sigma,
         )  # fmt: skip
         self._decode, self._encode = config.decode, config.encode
+        self._template: ChatTemplate | None = None
         if config.tokenizer_dir:
             tokenizer = _load_tokenizer(config.tokenizer_dir)
+            self._template = ChatTemplate(Path(config.tokenizer_dir), config.version)
             self._decode = self._decode or tokenizer.decode
             self._encode = self._encode or (lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -81,6 +85,12 @@ class Model:
             return self._encode(text)
         span = self.config.id_high - self.config.id_low
         return [self.config.id_low + crc32(word.encode()) % span for word in text.split()]
+
+    def chat_ids(self, body: dict[str, Any]) -> list[int]:
+        """Ids of a chat request. Raises Refused, also where there is no folder with a chat template."""
+        if self._template is None:
+            raise Refused(400, bodies.bad_request("Chat template tokenization requires a template manager."))
+        return self.encode(self._template.render(body))
 
 
 def _load_tokenizer(folder: str) -> Any:
