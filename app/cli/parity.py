@@ -66,7 +66,7 @@ async def _compare(client: SGLangClient, url: str, probes: list[_Probe], rendere
     for probe in probes:
         chat = probe.conversation
         try:
-            theirs = await client.tokenize(url, _as_sent(chat.messages), chat.tools, renderer.options.template_kwargs)
+            theirs = await client.tokenize(url, as_sent(chat.messages), chat.tools, renderer.options.template_kwargs)
         except Fault:  # it is for the run to find out whether the endpoint is away
             return compared
         if theirs is None:
@@ -139,15 +139,15 @@ def _on_days(renderer: Renderer, conversation: Conversation) -> Iterator[list[in
         yield renderer.render(conversation)
 
 
-def _as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def as_sent(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Arguments of calls as OpenAI's clients send them: JSON in a string."""
     return [
-        message | {"tool_calls": [_call_as_sent(call) for call in message["tool_calls"]]}
+        message | {"tool_calls": [_callas_sent(call) for call in message["tool_calls"]]}
         if "tool_calls" in message else message
         for message in messages
     ]  # fmt: skip
 
 
-def _call_as_sent(call: dict[str, Any]) -> dict[str, Any]:
+def _callas_sent(call: dict[str, Any]) -> dict[str, Any]:
     arguments = orjson.dumps(call["function"]["arguments"]).decode()
     return call | {"function": call["function"] | {"arguments": arguments}}

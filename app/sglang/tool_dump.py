@@ -1,17 +1,20 @@
 """How SGLang hands a row's tools to the chat template: each version in its own way, and templates print what they get.
 
-Read from the model classes of the releases 0.5.8 to 0.5.23. A server parses tools into its own models and dumps those
-again, so that keys are added, dropped and put in another order. Pure.
+Read from the source of the releases 0.5.8 to 0.5.23. A server parses tools into its own models and dumps those again, so
+that keys are added, dropped and put in another order, and since 0.5.14 it rewrites the types of parameters. Pure.
 """
 
 import re
 from typing import Any, Literal
 
-ToolForm = Literal["given", "functions", "strict", "strict+defer", "ordered"]
+from app.sglang.schema_types import standard_types
+
+ToolForm = Literal["given", "functions", "strict", "defer", "types", "ordered"]
 
 #: The first version of each form.
 _SINCE: tuple[tuple[tuple[int, int, int], ToolForm], ...] = (
-    ((0, 5, 23), "ordered"), ((0, 5, 11), "strict+defer"), ((0, 5, 9), "strict"), ((0, 0, 0), "functions"),
+    ((0, 5, 23), "ordered"), ((0, 5, 14), "types"), ((0, 5, 11), "defer"), ((0, 5, 9), "strict"),
+    ((0, 0, 0), "functions"),
 )  # fmt: skip
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
@@ -33,10 +36,12 @@ def dumped(tools: list[dict[str, Any]], form: ToolForm) -> list[dict[str, Any]]:
             return [_strict(tool["function"]) for tool in wrapped]
         case "strict":
             return [_kind(tool) | {"function": _strict(tool["function"])} for tool in wrapped]
-        case "strict+defer":
+        case "defer":
             return [_kind(tool) | {"function": _strict(tool["function"])} | _defer(tool) for tool in wrapped]
+        case "types":
+            return [_kind(tool) | {"function": _typed(_strict(tool["function"]))} | _defer(tool) for tool in wrapped]
         case "ordered":
-            return [_kind(tool) | {"function": _ordered(tool["function"])} | _defer(tool) for tool in wrapped]
+            return [_kind(tool) | {"function": _typed(_ordered(tool["function"]))} | _defer(tool) for tool in wrapped]
 
 
 def bare(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -55,6 +60,10 @@ def _defer(tool: dict[str, Any]) -> dict[str, Any]:
 def _strict(function: dict[str, Any]) -> dict[str, Any]:
     names = ("description", "name", "parameters")
     return {name: function.get(name) for name in names} | {"strict": bool(function.get("strict", False))}
+
+
+def _typed(function: dict[str, Any]) -> dict[str, Any]:
+    return function | {"parameters": standard_types(function["parameters"])}
 
 
 def _ordered(function: dict[str, Any]) -> dict[str, Any]:

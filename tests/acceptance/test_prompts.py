@@ -44,7 +44,7 @@ def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
     with running_simulator(replace(QUICK, version="0.5.17")) as old:
         with run(out, *words, "--endpoint", old.url, "--limit", 1) as started:
             assert started.wait() == 0, started.text()
-    assert run_json(out)["recipe"]["rendering"]["tools"] == "strict+defer"
+    assert run_json(out)["recipe"]["rendering"]["tools"] == "types"
     assert run_json(out)["parity"]["compared"] == {old.url: 1}
     prompt = Renderer(RenderOptions(str(TOKENIZER))).decode(lines(out, "raw_responses.jsonl")[0]["prompt_token_ids"])
     assert '"strict": false}, "defer_loading": null}]' in prompt

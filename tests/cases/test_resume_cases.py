@@ -36,7 +36,7 @@ def interrupted(tmp_path_factory):
     write(folder / "all.jsonl", rows)
     with running_simulator(SLOW) as server:
         with run(folder / "out", *words(server, f"d={folder / 'all.jsonl'}")) as started:
-            until(lambda: started.lines() >= ROWS // 2, what="half of the answers")
+            until(lambda: started.lines() >= ROWS // 2, seconds=90, what="half of the answers")
             for process in started.everything():
                 process.send_signal(signal.SIGKILL)
         before = raw(folder / "out")

@@ -61,13 +61,13 @@ def test_a_server_with_another_template_ends_the_command_with_the_token_in_its_c
 @pytest.mark.parametrize("version", ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.12", "0.5.17", "0.5.22", "0.5.23", "0.6.0"])
 def test_tools_are_dumped_in_the_form_of_the_servers_version(version):
     """With its own form the ids are equal, with that of other versions they are not."""
-    forms = {"functions", "strict", "strict+defer", "ordered"}
+    forms = {"functions", "strict", "defer", "types", "ordered"}
     with running_simulator(replace(OF_DEMO, version=version)) as old:
         right = tool_form(version)
-        assert compared(old.url, DATASETS / "glaive_toolcall.json", form=right)["compared"][old.url] > 0
+        assert compared(old.url, DATASETS / "bfcl_live_simple.json", form=right)["compared"][old.url] > 0
         for wrong in forms - {right}:
             with pytest.raises(UsageError, match="another prompt"):
-                compared(old.url, DATASETS / "glaive_toolcall.json", form=wrong)
+                compared(old.url, DATASETS / "bfcl_live_simple.json", form=wrong)
 
 
 def test_template_kwargs_go_along(server):

@@ -1,4 +1,4 @@
-"""Prompts that were read by a person keep their ids."""
+"""Prompts that were read, decoded, keep their ids."""
 
 import pytest
 
