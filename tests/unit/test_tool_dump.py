@@ -27,7 +27,7 @@ def test_the_form_is_that_of_the_version(version, form):
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        ("given", '{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "dict"}}}'),
+        ("given", '{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "dict"}}}'),  # noqa: E501
         ("functions", '{"description": "d", "name": "f", "parameters": {"type": "dict"}, "strict": false}'),
         ("strict", '{"type": "function", "function": {"description": "d", "name": "f", "parameters": {"type": "dict"}, "strict": false}}'),  # noqa: E501
         ("defer", '{"type": "function", "function": {"description": "d", "name": "f", "parameters": {"type": "dict"}, "strict": false}, "defer_loading": null}'),  # noqa: E501
