@@ -15,4 +15,4 @@ def renderer_of(rundir: RunDir, tokenizer: str | None) -> Renderer:
             raise UsageError(f"{rundir.out} does not say which tokenizer it was made with; give --tokenizer DIR.")
         return Renderer(RenderOptions(tokenizer))
     settings = load_settings(saved)
-    return Renderer(render_options(settings.model_copy(update={"tokenizer": tokenizer or settings.tokenizer}), {}))
+    return Renderer(render_options(settings.model_copy(update={"tokenizer": tokenizer or settings.tokenizer}), None))

@@ -190,8 +190,11 @@ def pinned(before: RunFile | None) -> dict[str, Any]:
             "tools": rendering.get("tools") or "given"}  # fmt: skip
 
 
-def render_options(settings: RunSettings, rendering: dict[str, Any], vocab_size: int | None = None) -> RenderOptions:
-    """How conversations become ids, from the run's settings. rendering: of the recipe, or `pinned`."""
+def render_options(
+    settings: RunSettings, rendering: dict[str, Any] | None, vocab_size: int | None = None
+) -> RenderOptions:
+    """How conversations become ids, from the run's settings. rendering: of the recipe, or `pinned`; None: of no run."""
+    rendering = rendering or {}
     return RenderOptions(
         tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code,
         chat_template=str(settings.chat_template) if settings.chat_template else None,

@@ -1,7 +1,7 @@
-"""How SGLang hands a row's tools to the chat template: each version in its own way; templates print all of it.
+"""How SGLang hands the tools of a row to a chat template: each version its own way; templates print all of it.
 
-Read from the source of the releases 0.5.8 to 0.5.23. A server parses tools into its own models and dumps those again, so
-that keys are added, dropped and put in another order, and since 0.5.14 it rewrites the types of parameters. Pure.
+Read from the source of the releases 0.5.8 to 0.5.23. A server parses tools into its own models and dumps those, so that
+keys are added, dropped and put in another order; since 0.5.14 it rewrites the types of parameters, too. Pure.
 """
 
 import re
