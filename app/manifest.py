@@ -137,6 +137,7 @@ class RunFile(Strict):
     datasets: list[InputFile] = Field(default_factory=list)
     samples: int = 1
     filters: dict[str, Any] = Field(default_factory=dict)  #: what the samples on file were made with; {}: not said yet
+    tokenizer: str = ""  #: where it came from; of one on the hub, name and commit, for all later starts
     parity: dict[str, Any] = Field(default_factory=dict)  #: our prompt ids against the servers' own, at the last start
     retries: list[dict[str, Any]] = Field(default_factory=list)  #: completions asked again, and with what allowance
     versions: dict[str, str] = Field(default_factory=dict)

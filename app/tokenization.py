@@ -37,10 +37,10 @@ _VOLATILE_KEYS = ("name_or_path", "_name_or_path", "_commit_hash", "transformers
 class RenderOptions:
     """How conversations are rendered.
 
-    tokenizer: a directory, or a name on the hub. chat_template: a file instead of the tokenizer's own template.
-    template_kwargs: more variables for the template. date: ISO date for templates that print one (None: today);
-    fix it once per run. model_vocab_size: of the model that will get the ids (None: what its config.json says).
-    tool_form: how the template gets tools.
+    tokenizer: a directory, or a name on the hub, `org/name` or `org/name@revision`. chat_template: a file instead of the
+    tokenizer's own template. template_kwargs: more variables for the template. date: ISO date for templates that print
+    one (None: today); fix it once per run. model_vocab_size: of the model that will get the ids (None: what its
+    config.json says). tool_form: how the template gets tools.
     """
 
     tokenizer: str
@@ -64,6 +64,12 @@ class Renderer:
         self._template = _template_of(self._tokenizer, options)
         self.date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
         self.is_dated = "strftime_now" in str(self._template)
+
+    @property
+    def pinned_name(self) -> str:
+        """The tokenizer by its name on the hub with the commit that was loaded; a directory as it was given."""
+        name, _, _ = self.options.tokenizer.partition("@")
+        return f"{name}@{self.directory.name}" if self.directory.parent.name == "snapshots" else self.options.tokenizer
 
     def __reduce__(self) -> tuple[type["Renderer"], tuple[RenderOptions]]:
         return Renderer, (self.options,)
@@ -248,11 +254,13 @@ def _directory_of(tokenizer: str) -> Path:
         raise UsageError(f"--tokenizer {tokenizer} is a file; name the directory that it lies in.")
     if path.is_absolute() or tokenizer.startswith(".") or tokenizer.count("/") > 1:
         raise UsageError(f"--tokenizer {tokenizer}: no such directory.")
+    name, _, revision = tokenizer.partition("@")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(tokenizer, allow_patterns=[*_TOKENIZER_FILES, *_OTHER_FILES]))
+        patterns = [*_TOKENIZER_FILES, *_OTHER_FILES]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
         raise UsageError(
             f"--tokenizer {tokenizer}: no such directory here, and the hub gave nothing under that name "

@@ -80,13 +80,16 @@ def prepare(settings: RunSettings) -> Prepared:
     finish_switch(rundir)
     before = _begun(rundir, datasets)
     files = describe(datasets, [f for f in (before.datasets if before else []) if f.sha256])
+    settings = _of_the_same_commit(settings, before)
     renderer = Renderer(render_options(settings, pinned(before)))
+    settings = settings.model_copy(update={"tokenizer": renderer.pinned_name})
     vocab_size = settings.vocab_size or min(renderer.vocab_size, renderer.model_vocab_size or renderer.vocab_size)
     recipe = recipe_of(settings, renderer, vocab_size)
     if before is not None:
         refuse_other_recipe(before, recipe, settings.out)
     run_file = (before or _new_run(recipe)).model_copy(
         update={
+            "tokenizer": settings.tokenizer,
             "datasets": _merge(before.datasets if before else [], files), "samples": settings.samples,
             "filters": _filters_in_force(before, filters_of(settings, renderer), settings.out).to_json(),
         }
@@ -180,6 +183,12 @@ def _begun(rundir: RunDir, datasets: list[Dataset]) -> RunFile | None:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file, and a dataset of that name needs a folder; choose another --out.")
     return None
+
+
+def _of_the_same_commit(settings: RunSettings, before: RunFile | None) -> RunSettings:
+    """A name on the hub means the commit that the run was begun with, whatever the hub has by now."""
+    same = before is not None and before.tokenizer.startswith(f"{settings.tokenizer}@")
+    return settings.model_copy(update={"tokenizer": before.tokenizer}) if same else settings
 
 
 def pinned(before: RunFile | None) -> dict[str, Any]:

@@ -94,6 +94,22 @@ def test_the_date_of_a_template_is_pinned_at_the_first_start_and_kept_on_resume(
         prepare(given.model_copy(update={"prefill": True}))
 
 
+def test_a_tokenizer_from_the_hub_stays_at_its_commit_on_resume(tmp_path, monkeypatch):
+    """The hub has moved on; the run goes on with what it was begun with."""
+    from tests.unit.test_tokenization import hub_with
+
+    old, new = "a" * 40, "b" * 40
+    hub_with(monkeypatch, tmp_path / "hub", [old])
+    given = settings(tmp_path, tokenizer="org/teacher")
+    first = prepare(given)
+    assert first.run_file.tokenizer == first.settings.tokenizer == f"org/teacher@{old}"
+    write_run_file(first.rundir.run_json, first.run_file.model_copy(update={"servers": {"s": {"model": "m"}}}))
+    hub_with(monkeypatch, tmp_path / "hub", [new])
+    assert prepare(given).run_file.tokenizer == f"org/teacher@{old}"
+    other = prepare(settings(tmp_path, tokenizer="org/teacher", out=tmp_path / "other"))
+    assert other.run_file.tokenizer == f"org/teacher@{new}"
+
+
 def test_a_chat_template_from_a_file_and_its_kwargs_are_part_of_the_recipe(tmp_path):
     """Another template is another run."""
     one = prepare(settings(tmp_path)).run_file.recipe

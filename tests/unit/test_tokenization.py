@@ -249,6 +249,26 @@ def test_a_name_that_the_hub_does_not_give_is_one_sentence(monkeypatch, tmp_path
         Renderer(RenderOptions("nobody/no-such-model"))
 
 
+def hub_with(monkeypatch, cache: Path, commits: list[str]) -> None:
+    """The cache of a hub that cannot be reached; the last commit is its main."""
+    home = cache / "models--org--teacher"
+    for commit in commits:
+        shutil.copytree(TOKENIZERS / "strict", home / "snapshots" / commit)
+    (home / "refs").mkdir(exist_ok=True)
+    (home / "refs" / "main").write_text(commits[-1])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+
+
+def test_a_name_on_the_hub_is_pinned_to_its_commit(monkeypatch, tmp_path):
+    """`org/name` is what the hub has now, `org/name@revision` what it had then; run.json keeps the commit."""
+    old, new = "a" * 40, "b" * 40
+    hub_with(monkeypatch, tmp_path, [old, new])
+    assert Renderer(RenderOptions("org/teacher")).pinned_name == f"org/teacher@{new}"
+    assert Renderer(RenderOptions(f"org/teacher@{old}")).pinned_name == f"org/teacher@{old}"
+    assert renderer("strict").pinned_name == str(TOKENIZERS / "strict")
+
+
 def test_no_chat_template_and_a_broken_one_are_errors(tmp_path):
     """No row of any kind could be rendered with them."""
     copy = copy_of(TOKENIZERS / "strict", tmp_path / "copy")
