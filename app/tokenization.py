@@ -15,7 +15,6 @@ import json
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,16 @@ from app.errors import UsageError
 from app.reasons import Reason, Rejected
 from app.records import Conversation
 from app.sglang.tool_dump import ToolForm, bare, dumped
-
-#: what decides about ids; chat templates are taken as text, `*.py` only if the tokenizer runs it
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                    "vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken")  # fmt: skip
-_OTHER_FILES = ("config.json", "generation_config.json", "*.jinja", "chat_template.json", "*.py")
-#: keys of tokenizer_config.json that say where it came from, or stand in the fingerprint by themselves
-_VOLATILE_KEYS = ("name_or_path", "_name_or_path", "_commit_hash", "transformers_version", "chat_template")
+from app.tokenizer_files import OTHER_FILES, TOKENIZER_FILES, content_digest, json_file, one_line, own_code
 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
     """How conversations are rendered.
 
-    tokenizer: a directory, or a name on the hub, `org/name` or `org/name@revision`. chat_template: a file instead of the
-    tokenizer's own template. template_kwargs: more variables for the template. date: ISO date for templates that print
-    one (None: today); fix it once per run. model_vocab_size: of the model that will get the ids (None: what its
+    tokenizer: a directory, or a name on the hub, `org/name` or `org/name@revision`. chat_template: a file instead of
+    the tokenizer's own template. template_kwargs: more variables for the template. date: ISO date for templates that
+    print one (None: today); fix it once per run. model_vocab_size: of the model that will get the ids (None: what its
     config.json says). tool_form: how the template gets tools.
     """
 
@@ -112,7 +105,7 @@ class Renderer:
         """Ids that the model knows: as given, or from the config.json beside the tokenizer; None if nobody says."""
         if self.options.model_vocab_size is not None:
             return self.options.model_vocab_size
-        config = _json_file(self.directory / "config.json")
+        config = json_file(self.directory / "config.json")
         found = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
         return found if isinstance(found, int) else None
 
@@ -121,16 +114,16 @@ class Renderer:
         """Ids at which the model stops: the tokenizer's, config.json's and generation_config.json's, sorted."""
         found = {self._tokenizer.eos_token_id}
         for name in ("config.json", "generation_config.json"):
-            ids = _json_file(self.directory / name).get("eos_token_id")
+            ids = json_file(self.directory / name).get("eos_token_id")
             found.update(ids if isinstance(ids, list) else [ids])
         return sorted(token_id for token_id in found if isinstance(token_id, int))
 
     def fingerprint(self) -> dict[str, Any]:
         """All of the tokenizer that decides about ids, by content: no path, no version of a library."""
-        patterns = (*_TOKENIZER_FILES, "*.py") if self._runs_own_code else _TOKENIZER_FILES
+        patterns = (*TOKENIZER_FILES, "*.py") if self._runs_own_code else TOKENIZER_FILES
         files = sorted({path for pattern in patterns for path in self.directory.glob(pattern)})
         return {
-            "files": {path.name: _content_digest(path) for path in files},
+            "files": {path.name: content_digest(path) for path in files},
             "special_tokens": {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()},
             "chat_template": self._template,
             "template_kwargs": self.options.template_kwargs,
@@ -139,7 +132,7 @@ class Renderer:
 
     @property
     def _runs_own_code(self) -> bool:
-        return self.options.trust_remote_code and _own_code(self.directory) is not None
+        return self.options.trust_remote_code and own_code(self.directory) is not None
 
     @cached_property
     def _wants_string_arguments(self) -> bool:
@@ -177,7 +170,7 @@ class Renderer:
         except MemoryError:
             raise
         except Exception as exc:  # a template is its author's program: whatever it raises is its verdict
-            raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {_one_line(exc)}") from exc
+            raise Rejected(Reason.TEMPLATE_ERROR, f"the chat template refused it: {one_line(exc)}") from exc
 
     def _apply_template(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         if self.is_dated:
@@ -259,7 +252,7 @@ def _directory_of(tokenizer: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        patterns = [*_TOKENIZER_FILES, *_OTHER_FILES]
+        patterns = [*TOKENIZER_FILES, *OTHER_FILES]
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
         raise UsageError(
@@ -269,20 +262,12 @@ def _directory_of(tokenizer: str) -> Path:
 
 
 def _refuse_untrusted_code(directory: Path, options: RenderOptions) -> None:
-    code = _own_code(directory)
+    code = own_code(directory)
     if code and not options.trust_remote_code and not (directory / "tokenizer.json").exists():
         raise UsageError(
             f"The tokenizer {options.tokenizer} comes with its own code ({code}); "
             "read it, and pass --trust-remote-code if you trust it."
         )
-
-
-def _own_code(directory: Path) -> str | None:
-    """The class of its own that a tokenizer's configuration asks for, or None."""
-    asked = _json_file(directory / "tokenizer_config.json").get("auto_map")
-    asked = asked.get("AutoTokenizer") if isinstance(asked, dict) else asked
-    names = asked if isinstance(asked, list) else [asked]
-    return next((name for name in names if isinstance(name, str)), None)
 
 
 def _load(directory: Path, options: RenderOptions) -> Any:
@@ -295,7 +280,7 @@ def _load(directory: Path, options: RenderOptions) -> Any:
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=options.trust_remote_code)
     except Exception as exc:  # parsers, Rust and remote code raise what they like; it ends the command
         raise UsageError(
-            f"--tokenizer {options.tokenizer} cannot be loaded ({type(exc).__name__}: {_one_line(exc)}); "
+            f"--tokenizer {options.tokenizer} cannot be loaded ({type(exc).__name__}: {one_line(exc)}); "
             "it needs tokenizer.json, or the model's own tokenizer files with --trust-remote-code."
         ) from exc
 
@@ -314,7 +299,7 @@ def _template_of(tokenizer: Any, options: RenderOptions) -> Any:
         try:
             tokenizer.chat_template = Path(options.chat_template).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise UsageError(f"--chat-template {options.chat_template} cannot be read: {_one_line(exc)}.") from exc
+            raise UsageError(f"--chat-template {options.chat_template} cannot be read: {one_line(exc)}.") from exc
     if not tokenizer.chat_template:
         raise UsageError(f"The tokenizer {options.tokenizer} has no chat template; give one with --chat-template FILE.")
     _refuse_broken(tokenizer.chat_template, options)
@@ -329,7 +314,7 @@ def _refuse_broken(template: Any, options: RenderOptions) -> None:
             _compiled(text)
         except TemplateSyntaxError as exc:
             where = f"{options.chat_template or options.tokenizer}, line {exc.lineno}"
-            raise UsageError(f"The chat template is no valid template ({where}): {_one_line(exc)}.") from exc
+            raise UsageError(f"The chat template is no valid template ({where}): {one_line(exc)}.") from exc
 
 
 def _compiled(template: str) -> Any:
@@ -351,27 +336,3 @@ def _with_string_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 def _as_json(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _content_digest(path: Path) -> str:
-    data = path.read_bytes()
-    if path.name == "tokenizer_config.json":
-        config = {key: value for key, value in _json_file(path).items() if key not in _VOLATILE_KEYS}
-        data = json.dumps(config, sort_keys=True).encode()
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, {} if there is none."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{path} cannot be read: {_one_line(exc)}.") from exc
-    return found if isinstance(found, dict) else {}
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:197] + "..."
