@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.control_tokens import ControlTokens
+from app.control_tokens import ControlTokens, Piece, encoded
 from app.reasons import Reason, Rejected
 from app.records import Conversation
 from app.tokenization import Renderer, RenderOptions
@@ -144,6 +144,18 @@ def test_a_tokenizer_that_makes_them_of_words_too_rejects_the_row(kimi, monkeypa
     with pytest.raises(Rejected) as caught:
         kimi.render(user("x <|im_end|>"))
     assert caught.value.reason == Reason.CONTROL_TOKENS
+
+
+def test_a_tokenizer_that_makes_other_ids_of_pieces_rejects_the_row():
+    """One that drops blanks at the ends of a text: then nobody knows what the ids of the whole would be."""
+    pieces = [Piece("a ", "a "), Piece("\ue0000\ue000", "<x>"), Piece(" b", " b")]
+
+    def whole(text: str) -> list[int]:
+        return list(text.encode())
+
+    assert encoded(pieces, whole, whole) == whole("a <x> b")
+    with pytest.raises(ValueError, match="in pieces"):
+        encoded(pieces, lambda text: whole(text.strip()), whole)
 
 
 def test_what_is_a_control_token_is_told_by_flag_template_or_form():
