@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from app.records import Conversation
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.tokenization import Renderer, RenderOptions
 from tests.acceptance.harness import IDS, TOKENIZER, headrace, run, status, verified
 from tests.belt import ROOT
 
+pytestmark = pytest.mark.timeout(400)  # several whole runs in one test
 DATA = ROOT / "tests" / "data" / "datasets"
 QUICK = SimulatorConfig(**IDS, output_mean=20, step_seconds=0.002)
 END_OF_TURN = 163_586
@@ -28,7 +31,7 @@ def test_a_server_with_another_template_stops_the_run_and_skip_parity_goes_on(tm
         server.faults(tokenize="other")
         words = [DATA / "gsm8k.jsonl", "--endpoint", server.url, "--tokenizer", TOKENIZER, "--max-new-tokens", 64]
         out = tmp_path / "out"
-        done = headrace("run", *words, "--out", out)
+        done = headrace("run", *words, "--out", out, timeout=110)
         assert done.returncode == 2
         assert "makes another prompt of row 1 of" in done.stderr
         assert not lines(out, "raw_responses.jsonl")
@@ -49,9 +52,9 @@ def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
     prompt = Renderer(RenderOptions(str(TOKENIZER))).decode(lines(out, "raw_responses.jsonl")[0]["prompt_token_ids"])
     assert '"strict": false}, "defer_loading": null}]' in prompt
     with running_simulator(QUICK) as new:
-        done = headrace("run", *words, "--endpoint", new.url, "--out", out)
+        done = headrace("run", *words, "--endpoint", new.url, "--out", out, timeout=110)
         assert (done.returncode, "makes another prompt of row 1" in done.stderr) == (2, True), done.stderr
-        done = headrace("run", *words, "--endpoint", new.url, "--out", out, "--skip-parity")
+        done = headrace("run", *words, "--endpoint", new.url, "--out", out, "--skip-parity", timeout=110)
         assert done.returncode == 0, done.stderr
     assert len({line["recipe"] for line in lines(out, "raw_responses.jsonl")}) == 1
     assert verified(out)
@@ -65,9 +68,9 @@ def test_prefill_continues_an_answer_and_trains_on_the_rest_alone(tmp_path):
     with running_simulator(QUICK) as server:
         words = [tmp_path / "rows.jsonl", "--endpoint", server.url, "--tokenizer", TOKENIZER, "--max-new-tokens", 64]
         for out, option in ((tmp_path / "again", []), (tmp_path / "prefill", ["--prefill"])):
-            done = headrace("run", *words, *option, "--out", out)
+            done = headrace("run", *words, *option, "--out", out, timeout=110)
             assert done.returncode == 0, done.stderr
-        done = headrace("run", *words, "--out", tmp_path / "prefill")
+        done = headrace("run", *words, "--out", tmp_path / "prefill", timeout=110)
         assert (done.returncode, "rendering.prefill: true → false" in done.stderr) == (6, True), done.stderr
     again, prefilled = lines(tmp_path / "again", "raw_responses.jsonl")[0], lines(tmp_path / "prefill", "raw_responses.jsonl")[0]  # noqa: E501
     assert "One" not in renderer.decode(again["prompt_token_ids"])
@@ -87,7 +90,7 @@ def test_rows_with_control_tokens_run_and_are_counted(tmp_path):
     out = tmp_path / "out"
     with running_simulator(QUICK) as server:
         done = headrace("run", tmp_path / "rows.jsonl", "--endpoint", server.url, "--tokenizer", TOKENIZER,
-                        "--max-new-tokens", 64, "--out", out)  # fmt: skip
+                        "--max-new-tokens", 64, "--out", out, timeout=110)  # fmt: skip
         assert done.returncode == 0, done.stderr
     assert status(out)["totals"]["tokenized"] == 2
     prompts = [line["prompt_token_ids"] for line in lines(out, "raw_responses.jsonl")]

@@ -10,6 +10,7 @@ from app.tokenization import Renderer, RenderOptions
 from tests.acceptance.harness import IDS, TOKENIZER, headrace, ids, run, status, verified
 from tests.belt import until
 
+pytestmark = pytest.mark.timeout(400)  # several whole runs in one test
 QUICK = SimulatorConfig(**IDS, output_mean=20, step_seconds=0.002)
 #: Some answers take a second, some ten: they come in another order than the rows.
 SLOW = SimulatorConfig(**IDS, output_mean=120, output_sigma=1.0, step_seconds=0.02)
@@ -43,7 +44,7 @@ def interrupted(tmp_path_factory):
         write(folder / "one.jsonl", [{"id": f"new{n}", "prompt": f"Say {n}."} for n in range(3)] + rows[:9:-1])
         write(folder / "two.jsonl", [{"id": "r0", "prompt": "What is 0 minus 0?"}, *rows[9:0:-1]])
         again = words(server, f"d={folder / 'one.jsonl'}", f"d={folder / 'two.jsonl'}")
-        done = headrace("run", *again, "--out", folder / "out", timeout=90)
+        done = headrace("run", *again, "--out", folder / "out", timeout=110)
         assert done.returncode == 0, done.stderr
     return folder / "out", before
 
@@ -76,10 +77,10 @@ def test_c01_c61_the_same_command_again_does_nothing_and_cuts_nothing(tmp_path):
     out = tmp_path / "out"
     with running_simulator(QUICK) as server:
         given = words(server, tmp_path / "rows.jsonl")
-        assert headrace("run", *given, "--out", out).returncode == 0
+        assert headrace("run", *given, "--out", out, timeout=110).returncode == 0
         files = {path: path.read_bytes() for path in out.glob("rows/*.jsonl")}
         sent = server.stats()["requests"]
-        assert headrace("run", *given, "--out", out).returncode == 0
+        assert headrace("run", *given, "--out", out, timeout=110).returncode == 0
         assert server.stats()["requests"] == sent
     assert {path: path.read_bytes() for path in out.glob("rows/*.jsonl")} == files
     assert len(ids(out)) == 2
@@ -92,7 +93,7 @@ def test_c62_rows_that_failed_are_no_good_rows_and_can_be_asked_again_alone(tmp_
     with running_simulator(QUICK) as server:
         server.faults(internal_error=0.5)
         given = words(server, tmp_path / "rows.jsonl")
-        first = headrace("run", *given, "--out", out, timeout=90)
+        first = headrace("run", *given, "--out", out, timeout=110)
         assert first.returncode in (0, 5), first.stderr
         failed = status(out)["totals"]["rejected"]
         assert len(ids(out, "tokenized_data.jsonl")) == ROWS - failed
@@ -100,7 +101,7 @@ def test_c62_rows_that_failed_are_no_good_rows_and_can_be_asked_again_alone(tmp_
         if failed:
             assert headrace("retry", out, "--reason", "attempts_exhausted").returncode == 0
         sent = server.stats()["requests"]
-        assert headrace("run", *given, "--out", out, timeout=90).returncode == 0
+        assert headrace("run", *given, "--out", out, timeout=110).returncode == 0
         assert failed <= server.stats()["requests"] - sent <= failed + 2  # and the canary
     assert len(set(ids(out, "tokenized_data.jsonl"))) == ROWS
     assert verified(out)
