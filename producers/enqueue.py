@@ -30,7 +30,7 @@ from producers.inputs import Dataset
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
 
 log = logging.getLogger(__name__)
-_RECONCILE_SECONDS = 20.0
+_RECONCILE_SECONDS = 6.0  # longer than a heartbeat: workers have told an empty Redis what they hold
 _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
@@ -100,6 +100,7 @@ class Producer:
         self._names = [dataset.name for dataset in datasets]
         self._ledger = Ledger.open(RunDir(settings.out))
         self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
+        self._conveyor.meanwhile = self._tick
         self._reader = _Reader(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._outstanding: set[str] = set()
@@ -189,7 +190,6 @@ class Producer:
                 return True
             if time.monotonic() >= sweep_at:
                 sweep_at = time.monotonic() + _RECONCILE_SECONDS
-                self._publish_run()
                 lost = pending > known
                 if lost and lost_before:
                     log.warning("rows_lost_by_redis: %d pending, %d known; reading the input again", pending, known)
@@ -198,10 +198,11 @@ class Producer:
             time.sleep(_LOOK_SECONDS)
 
     def _send_again(self) -> None:
-        """Every few seconds, also while reading: messages for keys whose worker died, or that got lost."""
+        """Every few seconds, also while reading: the run, and messages for keys whose worker died, or that got lost."""
         if time.monotonic() < self._again_at:
             return
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
+        self._publish_run()
         if again := self._conveyor.send_again(self._names):
             log.warning("sent_again %d tasks that nobody worked on", again)
 

@@ -45,6 +45,7 @@ from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
 _REDIS_PAUSE_SECONDS = 2.0
@@ -110,7 +111,7 @@ class Supervisor:
             self._url = self._server.url
         else:
             self._url = settings.redis
-        self._client = connect(self._url)
+        self._client = connect(self._url, _ANSWER_SECONDS)
         check(self._client, self._url)
         if self._server is not None:
             forget_all(self._client)
