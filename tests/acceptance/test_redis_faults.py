@@ -61,7 +61,8 @@ def scene(tmp_path_factory) -> Iterator[Scene]:
     with OwnRedis(folder / "redis") as redis, proxied(redis.url) as proxy, running_simulator(STEADY) as endpoint:
         redis.client().set(EPOCH, 0)  # nobody held anything before: nothing has to settle at the start
         words = [DEMO / "gsm8k.jsonl", "--samples", WANTED // 140, "--endpoint", endpoint.url, "--redis", proxy.url,
-                 "--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", MOST, "--high-water", 50]  # fmt: skip
+                 "--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", MOST,
+                 "--high-water", 50]  # fmt: skip
         with run(folder / "out", *words) as started:
             until(lambda: started.lines() > MOST and endpoint.stats()["running"] == MOST, what="a full pool")
             yield Scene(started, redis, proxy, endpoint)
