@@ -69,6 +69,8 @@ class Collector:
         """Bring files and ledger together after whatever happened: cut torn tails, index, derive what is missing."""
         if not self._dirty:
             return
+        if not self._rundir.private.is_dir():  # opening the files would begin a second set of them at the old place
+            raise StorageError(f"{self._rundir.out} was moved or removed; put it back")
         self._close_files()
         for dataset in self._rundir.datasets_on_disk():
             for name in (RAW, TOKENIZED, REJECTED):
