@@ -1,4 +1,4 @@
-"""What a file system can do to the collector while it writes: it says so, keeps what it has, and goes on when mended."""
+"""What a file system can do to the collector while it writes: it says so, keeps what it has, and goes on."""
 
 import errno
 import os
@@ -54,6 +54,11 @@ def collecting(rundir: RunDir, client) -> Iterator[Collector]:
         assert not thread.is_alive()
 
 
+def _fill(file) -> None:
+    while True:
+        file.write(b"x" * 4096)
+
+
 def rows(out: Path, name: str = RAW) -> list[int]:
     """Row numbers (of samples: how many) in a file, in its order."""
     path = out / "d" / name
@@ -68,9 +73,9 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(redis_client, tmp_path):
             publish(redis_client, response(1))
             until(lambda: rows(rundir.out, TOKENIZED) == [0], what="the first row")
             filler = small / "filler"
-            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-                while True:
-                    file.write(b"x" * 4096)
+            with filler.open("wb", buffering=0) as file:
+                with pytest.raises(OSError, match="No space"):
+                    _fill(file)
             publish(redis_client, *[response(n, output=tuple(range(3000))) for n in range(2, 30)])
             until(lambda: collector.trouble, what="trouble")
             assert "free some space" in collector.trouble
