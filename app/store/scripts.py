@@ -15,10 +15,10 @@ _JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases")
 
 
 def _read() -> dict[str, str]:
-    absence = (_FOLDER / "_absence.lua").read_text(encoding="utf-8").replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
+    absence = (_FOLDER / "prelude" / "absence.lua").read_text(encoding="utf-8").replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
     return {
         path.stem: (absence if path.stem in _JUDGES_EXPIRY else "") + path.read_text(encoding="utf-8")
-        for path in sorted(_FOLDER.glob("[!_]*.lua"))
+        for path in sorted(_FOLDER.glob("*.lua"))
     }
 
 
