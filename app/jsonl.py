@@ -113,7 +113,8 @@ class Appender:
             self._fd = _open_durably(path)
             self._end = self._cut_torn_end()
         except OSError as exc:
-            raise StorageError(f"{path}: cannot open for appending: {exc.strerror}") from exc
+            why = "it is a symbolic link; put the file itself there" if exc.errno == errno.ELOOP else exc.strerror
+            raise StorageError(f"{path}: cannot open for appending: {why}") from exc
 
     @property
     def end(self) -> int:
@@ -231,7 +232,7 @@ def _open_durably(path: Path) -> int:
     """Open for appending; a name that is new is on the disk before we return."""
     new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)  # no link leads us elsewhere
     if new:
         for folder in (path.parent, path.parent.parent):
             sync_folder(folder)

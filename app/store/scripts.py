@@ -15,7 +15,8 @@ _JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases")
 
 
 def _read() -> dict[str, str]:
-    absence = (_FOLDER / "prelude" / "absence.lua").read_text(encoding="utf-8").replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
+    absence = (_FOLDER / "prelude" / "absence.lua").read_text(encoding="utf-8")
+    absence = absence.replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
     return {
         path.stem: (absence if path.stem in _JUDGES_EXPIRY else "") + path.read_text(encoding="utf-8")
         for path in sorted(_FOLDER.glob("*.lua"))
