@@ -64,7 +64,7 @@ def scene(tmp_path_factory) -> Iterator[Scene]:
                  "--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", MOST,
                  "--high-water", 50]  # fmt: skip
         with run(folder / "out", *words) as started:
-            until(lambda: started.lines() > MOST and endpoint.stats()["running"] == MOST, what="a full pool")
+            until(lambda: started.lines() > MOST and endpoint.stats()["running"] == MOST, 100, what="a full pool")
             yield Scene(started, redis, proxy, endpoint)
 
 
