@@ -28,6 +28,7 @@ def make_app(redis_url: str) -> Celery:
         worker_soft_shutdown_timeout=0, worker_hijack_root_logger=False, worker_redirect_stdouts=False,
         worker_send_task_events=False, worker_enable_remote_control=True, task_send_sent_event=False,
         broker_connection_retry_on_startup=True, broker_connection_max_retries=None,
+        broker_channel_error_retry=True,  # a full Redis refuses commands: the worker connects again, and does not end
         task_queues=[Queue(lane.queue, routing_key=lane.queue) for lane in Lane],
         task_default_queue=Lane.SHORT.queue, task_create_missing_queues=False,
         broker_transport_options={

@@ -113,7 +113,8 @@ class Appender:
             self._fd = _open_durably(path)
             self._end = self._cut_torn_end()
         except OSError as exc:
-            raise StorageError(f"{path}: cannot open for appending: {exc.strerror}") from exc
+            why = "it is a symbolic link; put the file itself there" if exc.errno == errno.ELOOP else exc.strerror
+            raise StorageError(f"{path}: cannot open for appending: {why}") from exc
 
     @property
     def end(self) -> int:
@@ -123,7 +124,8 @@ class Appender:
     def append(self, lines: list[bytes]) -> list[int]:
         """Write whole lines (each with its newline) in one go; returns the byte offset of each.
 
-        All or nothing: when the disk refuses, the file is cut back to where it was and StorageError is raised.
+        All or nothing: when the disk refuses, the file is cut back to where it was and StorageError is raised; also
+        when the file is no longer what it was after the last append.
         """
         offsets, end = [], self._end
         for line in lines:
@@ -131,6 +133,7 @@ class Appender:
                 raise ValueError("a line ends with its one newline")
             offsets.append(end)
             end += len(line)
+        self._refuse_if_replaced()
         try:
             _write_all(self._fd, b"".join(lines))
         except OSError as exc:
@@ -158,6 +161,17 @@ class Appender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _refuse_if_replaced(self) -> None:
+        """What stands at the path must still be what we write, and end where we ended. Raises StorageError."""
+        try:
+            now = os.stat(self.path)
+        except OSError as exc:
+            raise StorageError(f"{self.path}: moved or removed while it was written ({exc.strerror})") from exc
+        if not os.path.samestat(now, os.fstat(self._fd)):
+            raise StorageError(f"{self.path}: replaced by another file while it was written")
+        if now.st_size != self._end:
+            raise StorageError(f"{self.path}: changed by somebody else while it was written")
+
     def _undo(self) -> None:
         try:
             os.ftruncate(self._fd, self._end)
@@ -179,14 +193,28 @@ def whole_end(path: Path, size: int) -> int:
 
     What follows it is an unfinished write: bytes without a newline, NULs, half a record, blank lines.
     """
+    last = _last_whole(path, size)
+    return last.end if last else 0
+
+
+def first_and_last(path: Path) -> list[dict[str, Any]]:
+    """The records of the first line, if it is whole, and of the last whole line of a file; [] if it has none."""
+    last = _last_whole(path, path.stat().st_size) if path.exists() else None
+    if last is None:
+        return []
+    first = next(iterate(path))
+    return [parse(line.raw) for line in (first, last) if is_whole(line.raw)]
+
+
+def _last_whole(path: Path, size: int) -> Line | None:
     with path.open("rb") as file:
         end = _newline_before(file.fileno(), size) + 1
         while end:
             start = _newline_before(file.fileno(), end - 1) + 1
-            if is_whole(os.pread(file.fileno(), end - start, start)):
-                return end
+            if is_whole(raw := os.pread(file.fileno(), end - start, start)):
+                return Line(start, end, raw[:-1])
             end = start
-    return 0
+    return None
 
 
 def _newline_before(fd: int, stop: int) -> int:
@@ -204,7 +232,7 @@ def _open_durably(path: Path) -> int:
     """Open for appending; a name that is new is on the disk before we return."""
     new = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)  # no link leads us elsewhere
     if new:
         for folder in (path.parent, path.parent.parent):
             sync_folder(folder)

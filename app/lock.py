@@ -2,7 +2,8 @@
 
 Invariant: at most one live process holds a lock. `flock` says so on one machine and dies with its process. Where it
 does not reach (some network filesystems), the holder's heartbeat does: a younger one than `STALE_SECONDS` from another
-host is respected. Ages come from the filesystem's own clock, since clocks of two hosts may differ.
+host is respected. Ages come from the filesystem's own clock, since clocks of two hosts may differ. A holder that was
+stopped for longer, and replaced, finds that out before it writes anything (`refuse_if_lost`).
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ import orjson
 from app.errors import StorageError, UsageError
 
 STALE_SECONDS = 60.0  #: a holder on another host that was silent for so long is taken for dead
-HEARTBEAT_SECONDS = 15.0  #: how often the holder should `touch`
+HEARTBEAT_SECONDS = 15.0  #: how often a holder shows that it lives, by itself
 _TRIES, _TRY_SECONDS = 4, 0.02
 
 log = logging.getLogger(__name__)
@@ -45,16 +47,52 @@ class Holder:
 
 
 class Held:
-    """A lock in our hands."""
+    """A lock in our hands; a thread of ours shows that we live, whatever else this process does."""
 
-    def __init__(self, fd: int, holder: Holder):
-        self._fd = fd
+    def __init__(self, path: Path, fd: int, holder: Holder):
+        self._path, self._fd = path, fd
         self.holder = holder
 
     def touch(self) -> None:
-        """Show that we live; call it every `HEARTBEAT_SECONDS`."""
+        """Show that we live. Raises UsageError if somebody else has the lock by now."""
+        self.refuse_if_lost()
+        self._sign()
+
+    def refuse_if_lost(self) -> None:
+        """Raise UsageError if somebody else took the lock: we were stopped for long, and taken for dead."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY)  # by its path: the file may be another one, too
+        except OSError:  # moved or removed with its directory: nobody has it
+            return
+        try:
+            found = _read(fd)
+        finally:
+            os.close(fd)
+        if found is not None and replace(found, heartbeat="") != replace(self.holder, heartbeat=""):
+            raise UsageError(
+                f"{_folder(self._path)} was taken over by {found} while this process stood still; it writes no more"
+            )
+
+    def _sign(self) -> None:
         self.holder = replace(self.holder, heartbeat=_now())
         self._write(orjson.dumps(asdict(self.holder)))
+
+    def _beat(self, over: threading.Event, seconds: float) -> None:
+        while not over.wait(seconds):
+            try:
+                self.touch()
+            except UsageError as exc:
+                log.error("lock_lost: %s", exc)
+                return
+            except OSError as exc:
+                log.warning("lock_heartbeat_missed: %s", exc)
+
+    def _let_go(self) -> None:
+        try:
+            self.refuse_if_lost()
+        except UsageError:
+            return  # what stands there is somebody else's
+        self._write(b"")
 
     def _write(self, data: bytes) -> None:
         os.pwrite(self._fd, data, 0)
@@ -63,7 +101,7 @@ class Held:
 
 
 @contextmanager
-def hold(path: Path, purpose: str) -> Iterator[Held]:
+def hold(path: Path, purpose: str, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> Iterator[Held]:
     """Hold the lock file `path` while the block runs. Raises UsageError that names the holder if there is one.
 
     `purpose` tells people what it is held for, such as "collecting results".
@@ -73,12 +111,16 @@ def hold(path: Path, purpose: str) -> Iterator[Held]:
     except OSError as exc:
         raise StorageError(f"{path}: cannot lock: {exc.strerror}") from exc
     try:
-        held = Held(fd, _ourselves(purpose))
-        held.touch()
+        held, over = Held(path, fd, _ourselves(purpose)), threading.Event()
+        held._sign()
+        thread = threading.Thread(target=held._beat, args=(over, heartbeat_seconds), name="lock", daemon=True)
+        thread.start()
         try:
             yield held
         finally:
-            held._write(b"")
+            over.set()
+            thread.join()
+            held._let_go()
     finally:
         os.close(fd)
 

@@ -19,6 +19,7 @@ import orjson
 from app.jsonl import Line, has_nul, is_blank, iterate, parse
 from app.ledger import Ledger
 from app.ledger.files import size_of
+from app.lock import holder
 from app.reasons import Stage
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.verify_lines import (
@@ -304,10 +305,12 @@ class _Dataset:
         (samples,) = self._index.execute("SELECT count(*) FROM sample").fetchone()
         (responses,) = self._index.execute("SELECT count(*) FROM raw").fetchone()
         truth = {"responses": responses, "samples": samples, "rejections": self._rejections}
-        for what, n in truth.items():
-            if counted[what] != n:
-                detail = f"dataset {self._name}: {counted[what]:,} {what} in the ledger, {n:,} in the files"
-                self._found("ledger_disagrees", 0, f"{detail}; it is a cache: delete it and it is rebuilt")
+        wrong = {what: n for what, n in truth.items() if counted[what] != n}
+        for what, n in wrong.items():
+            detail = f"dataset {self._name}: {counted[what]:,} {what} in the ledger, {n:,} in the files"
+            self._found("ledger_disagrees", 0, f"{detail}; it is a cache: the next start reads the files anew")
+        if wrong and holder(self._rundir.lock) is None and holder(self._rundir.writer_lock) is None:
+            ledger.read_anew([self._name])
 
 
 def _damage(raw: bytes, number: int, exc: ValueError) -> tuple[str, int, str]:

@@ -47,6 +47,7 @@ class Conveyor:
         self._keys = RunKeys(run_id)
         self._high_water = high_water
         self._stopped = stopped
+        self.meanwhile: Callable[[], None] = lambda: None  #: done now and then while a lane is full
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
         self._aside = {lane: _Aside() for lane in Lane}
@@ -202,6 +203,7 @@ class Conveyor:
         while not condition():
             if self._stopped():
                 raise Stopped
+            self.meanwhile()
             time.sleep(_POLL_SECONDS)
 
     def _send(self, parcels: list[Parcel]) -> None:

@@ -5,8 +5,10 @@ before it is sent. While waiting, lost messages are sent again, and if Redis los
 them: the files say what is missing, never the broker.
 """
 
+import itertools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -27,12 +29,15 @@ from app.tokenization import RenderOptions
 from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
+from producers.readers import read_lines_at
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
 
 log = logging.getLogger(__name__)
-_RECONCILE_SECONDS = 20.0
+_RECONCILE_SECONDS = 6.0  # longer than a heartbeat: workers have told an empty Redis what they hold
 _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+_CHUNK_ROWS = 64
+_MOST_FIRST = 2000  #: rows that are found by their place before the input is read: enough to fill a fleet meanwhile
 
 
 def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> bool:
@@ -84,6 +89,28 @@ class _Reader:
                 own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, known.row_id)
                 yield Row(dataset, known.row_id, own, raw.number, result, missing, allowances)
 
+    def known_gaps(self, dataset: Dataset, outstanding: set[str], max_row_bytes: int) -> Iterator[Row]:
+        """Rows that the ledger knows to lack something, found by their place in the input without reading the rest.
+
+        Not all of them, and only what still stands where it stood: a pass finds the others.
+        """
+        wanted: dict[int, dict[int, tuple[str, list[int]]]] = defaultdict(dict)
+        for one in self._ledger.missing(dataset.name, _MOST_FIRST):
+            wanted[one.file].setdefault(one.number, (one.row_id, []))[1].append(one.completion_index)
+        for file, path in enumerate(dataset.paths):
+            for raw in read_lines_at(path, set(wanted[file]), max_row_bytes):
+                row_id, indices = wanted[file][raw.number]
+                digest, result = read_row(raw, self._shapes)
+                if digest != row_id.partition("-")[0] or isinstance(result, Rejected):
+                    continue
+                missing = tuple(
+                    index for index in indices
+                    if index < self._samples and not self._is_in(outstanding, dataset.name, row_id, index)
+                )  # fmt: skip
+                if missing:
+                    own, allowances = source_id_text(result.source_id), self._allowances.of(dataset.name, row_id)
+                    yield Row(dataset.name, row_id, own, raw.number, result, missing, allowances)
+
     def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
         return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
 
@@ -100,6 +127,7 @@ class Producer:
         self._names = [dataset.name for dataset in datasets]
         self._ledger = Ledger.open(RunDir(settings.out))
         self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
+        self._conveyor.meanwhile = self._tick
         self._reader = _Reader(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._outstanding: set[str] = set()
@@ -112,6 +140,7 @@ class Producer:
             self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
             self._conveyor.send_again(self._names, at_once=True)
+            self._ship_known_gaps()
             self._pass()
             while wait and not self._complete():
                 self._pass()
@@ -133,6 +162,17 @@ class Producer:
             self._client.sadd(RUNS, self._manifest.run_id)
 
         self._conveyor.patiently(publish)
+
+    def _ship_known_gaps(self) -> None:
+        """A large run that resumes works within seconds, while the pass over its input takes minutes."""
+        if self._settings.limit is not None:
+            return  # another one than last time would ask for fewer rows
+        outstanding = self._conveyor.outstanding(self._names)
+        for dataset in self._datasets:
+            gaps = self._reader.known_gaps(dataset, outstanding, self._settings.max_row_bytes)
+            while chunk := list(itertools.islice(gaps, _CHUNK_ROWS)):
+                self._pool.submit(chunk)
+        self._ship(self._pool.results(wait=True))
 
     def _pass(self) -> None:
         """Read all input once, interleaving the datasets; send what neither ledger nor Redis has."""
@@ -189,7 +229,6 @@ class Producer:
                 return True
             if time.monotonic() >= sweep_at:
                 sweep_at = time.monotonic() + _RECONCILE_SECONDS
-                self._publish_run()
                 lost = pending > known
                 if lost and lost_before:
                     log.warning("rows_lost_by_redis: %d pending, %d known; reading the input again", pending, known)
@@ -198,10 +237,11 @@ class Producer:
             time.sleep(_LOOK_SECONDS)
 
     def _send_again(self) -> None:
-        """Every few seconds, also while reading: messages for keys whose worker died, or that got lost."""
+        """Every few seconds, also while reading: the run, and messages for keys whose worker died, or that got lost."""
         if time.monotonic() < self._again_at:
             return
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
+        self._publish_run()
         if again := self._conveyor.send_again(self._names):
             log.warning("sent_again %d tasks that nobody worked on", again)
 

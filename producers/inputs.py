@@ -53,7 +53,17 @@ def parse_inputs(arguments: Iterable[str]) -> list[Dataset]:
             raise UsageError(f"Dataset {name} is named by {by_default[name]} already; give that one a NAME= too.")
         _refuse_unsafe(name, path)
         paths[name].append(path)
+    _refuse_same_folder(paths)
     return [Dataset(name, tuple(files)) for name, files in paths.items()]
+
+
+def _refuse_same_folder(names: Iterable[str]) -> None:
+    """`Chat` and `chat` are one folder on a filesystem that ignores case."""
+    folders: dict[str, str] = {}
+    for name in names:
+        other = folders.setdefault(name.casefold(), name)
+        if other != name:
+            raise UsageError(f"Datasets {other} and {name} differ only in case, and would share a folder; rename one.")
 
 
 def default_name(path: Path) -> str:

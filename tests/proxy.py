@@ -135,10 +135,15 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
+def proxy(upstream: str):
+    """A running proxy to `upstream`, for the length of a `with`."""
+    return running(Proxy(upstream))
+
+
 @contextmanager
-def proxy(upstream: str) -> Iterator[Proxy]:
-    """A running proxy to `upstream`."""
-    made, ready = Proxy(upstream), threading.Event()
+def running(made: Proxy) -> Iterator[Proxy]:
+    """Run a proxy in a thread of its own."""
+    ready = threading.Event()
     thread = threading.Thread(target=made.run, args=(ready,), name="proxy", daemon=True)
     thread.start()
     assert ready.wait(10)

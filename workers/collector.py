@@ -7,7 +7,6 @@ in the files are acknowledged unwritten, raw lines with neither sample nor rejec
 
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -21,7 +20,6 @@ from app.crash import crash_point
 from app.errors import StorageError
 from app.jsonl import Appender, read_at
 from app.ledger import Committed, Ledger, State
-from app.lock import HEARTBEAT_SECONDS
 from app.packing import decompress
 from app.records import RejectedRecord, ResponseRecord, Sample, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
@@ -49,8 +47,7 @@ class Collector:
         self._ledger = Ledger.open(rundir)
         self._put_aside = put_aside(rundir)
         self.stopping = threading.Event()
-        self.heartbeat: Callable[[], None] = lambda: None  #: renews the writer lock, for other hosts to see
-        self._beat_at = 0.0
+        self.refuse_if_lost: Callable[[], None] = lambda: None  #: raises if the writer lock is somebody else's by now
         self._dirty = True  #: files may hold more than the ledger knows
         self.trouble: str | None = None  #: what is being waited for, in a sentence
 
@@ -61,7 +58,6 @@ class Collector:
         self._drain_stream("0")  # handed to an earlier collector and not acknowledged
         while not self.stopping.is_set():
             self._drain_stream(">", block=True)
-            self._beat()
         self._drain_stream(">")
         self.close()
 
@@ -69,6 +65,8 @@ class Collector:
         """Bring files and ledger together after whatever happened: cut torn tails, index, derive what is missing."""
         if not self._dirty:
             return
+        if not self._rundir.private.is_dir():  # opening the files would begin a second set of them at the old place
+            raise StorageError(f"{self._rundir.out} was moved or removed; put it back")
         self._close_files()
         for dataset in self._rundir.datasets_on_disk():
             for name in (RAW, TOKENIZED, REJECTED):
@@ -91,11 +89,6 @@ class Collector:
         for file in self._files.values():
             file.close()
         self._files.clear()
-
-    def _beat(self) -> None:
-        if time.monotonic() - self._beat_at >= HEARTBEAT_SECONDS:
-            self._beat_at = time.monotonic()
-            self.heartbeat()
 
     def _make_group(self) -> None:
         def make() -> None:
@@ -157,6 +150,7 @@ class Collector:
         crash_point("ledger_committed")
 
     def _append(self, name: str, lines: dict[str, list[bytes]]) -> dict[str, list[int]]:
+        self.refuse_if_lost()
         offsets = {dataset: self._file(dataset, name).append(new) for dataset, new in lines.items()}
         if lines:
             crash_point("line_written")

@@ -27,6 +27,8 @@ from workers.holdings import HOLD_TTL_MS, Claim, Lease, Work
 from workers.retries import Again, Halt, Reject, decide
 
 log = logging.getLogger(__name__)
+#: A message whose run Redis does not know waits this long before it goes back: it would come again at once.
+UNKNOWN_RUN_SECONDS = 2.0
 
 
 class HandBack(Exception):
@@ -50,7 +52,8 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
     work = context.holdings.claims[claim] = Work(asyncio.current_task())
     try:
         run = await context.run(run_id)
-        if run is None:
+        if run is None:  # a Redis that forgot it: the producer tells it again
+            await asyncio.sleep(UNKNOWN_RUN_SECONDS)
             raise HandBack
         story = _Story(context, run, keys, claim, work, unpack_task(rest[0]))
         return await story.tell()

@@ -20,6 +20,7 @@ import app
 from app.cli.parity import compare
 from app.cli.talk import say
 from app.errors import RecipeChanged, StorageError, UsageError
+from app.jsonl import first_and_last
 from app.manifest import (
     InputFile,
     Limits,
@@ -34,7 +35,7 @@ from app.manifest import (
 )
 from app.offline.switch import finish_switch
 from app.preflight import survey
-from app.rundir import RunDir
+from app.rundir import RAW, RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
 from app.sglang.sampling import sampling_body
@@ -87,6 +88,7 @@ def prepare(settings: RunSettings) -> Prepared:
     recipe = recipe_of(settings, renderer, vocab_size)
     if before is not None:
         refuse_other_recipe(before, recipe, settings.out)
+        refuse_foreign_lines(rundir, before)
     run_file = (before or _new_run(recipe)).model_copy(
         update={
             "tokenizer": settings.tokenizer,
@@ -183,6 +185,17 @@ def _begun(rundir: RunDir, datasets: list[Dataset]) -> RunFile | None:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file, and a dataset of that name needs a folder; choose another --out.")
     return None
+
+
+def refuse_foreign_lines(rundir: RunDir, run_file: RunFile) -> None:
+    """A raw file of another run in place of ours would count as done. Raises UsageError that names it."""
+    for dataset in rundir.datasets_on_disk():
+        path = rundir.file(dataset, RAW)
+        if any(record.get("recipe") != run_file.recipe_fingerprint for record in first_and_last(path)):
+            raise UsageError(
+                f"{path} holds answers of another run (another recipe than {rundir.run_json.name} says); "
+                "put this run's file back, or move the other one away."
+            )
 
 
 def _of_the_same_commit(settings: RunSettings, before: RunFile | None) -> RunSettings:

@@ -189,7 +189,7 @@ def collect_command(out: Path, redis_url: str | None) -> int:
         with translated(redis_url):
             check(client := connect(redis_url), redis_url)
         collector = Collector(rundir, client, run_file.run_id, filters)
-        collector.stopping, collector.heartbeat = stop, held.touch
+        collector.stopping, collector.refuse_if_lost = stop, held.refuse_if_lost
         say(f"writing the files of {out} until it is stopped (SIGTERM)")
         collector.run()
     return OK

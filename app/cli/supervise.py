@@ -34,7 +34,6 @@ from app.errors import (
 )
 from app.inventory import inventory
 from app.ledger import Ledger
-from app.lock import HEARTBEAT_SECONDS as LOCK_SECONDS
 from app.lock import Held
 from app.manifest import RunManifest
 from app.store.connection import AWAY, check, connect
@@ -45,6 +44,8 @@ from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
+_NOW_AND_THEN_SECONDS = 15.0
+_ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
 _REDIS_PAUSE_SECONDS = 2.0
@@ -67,7 +68,7 @@ class Supervisor:
     _client: redis.Redis | None = None
     _url: str = ""
     _manifest: RunManifest | None = None
-    _touched: float = 0.0
+    _done_at: float = 0.0
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
     _started: float = field(default_factory=time.monotonic)
@@ -112,7 +113,7 @@ class Supervisor:
             self._url = self._server.url
         else:
             self._url = settings.redis
-        self._client = connect(self._url)
+        self._client = connect(self._url, _ANSWER_SECONDS)
         check(self._client, self._url)
         if self._server is not None:
             forget_all(self._client)
@@ -149,7 +150,7 @@ class Supervisor:
                 if self._stopped():
                     raise Incomplete("Stopped with rows pending; the same command resumes.")
                 self._revive()
-                self._touch_lock()
+                self._now_and_then()
                 time.sleep(_LOOK_SECONDS)
 
     def _waiting_for(self, now: RunNow | None) -> str:
@@ -165,11 +166,11 @@ class Supervisor:
                 f"{self.prepared.settings.out} was moved or removed while the run went on; put it back and resume."
             )
 
-    def _touch_lock(self) -> None:
-        """Other hosts on a shared filesystem see by this that we live."""
-        if time.monotonic() - self._touched >= LOCK_SECONDS:
-            self._touched = time.monotonic()
-            self.lock.touch()
+    def _now_and_then(self) -> None:
+        """What need not be done at every look."""
+        if time.monotonic() - self._done_at >= _NOW_AND_THEN_SECONDS:
+            self._done_at = time.monotonic()
+            self.lock.refuse_if_lost()
             self._record_servers()
 
     def _record_servers(self) -> None:

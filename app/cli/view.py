@@ -26,6 +26,7 @@ class View:
         self._console = Console(stderr=True)
         self._live: Live | None = None
         self._line_at = 0.0
+        self._waited = False
         self._started = time.monotonic()
         self._done: deque[tuple[float, int]] = deque()
 
@@ -58,7 +59,8 @@ class View:
             self._live.update(self._table(shown, now, waiting))  # drawn by a thread of its own
         elif not totals["rows"] and not waiting:
             return  # the input is being opened
-        elif time.monotonic() >= self._line_at or shown["complete"]:
+        elif time.monotonic() >= self._line_at or shown["complete"] or bool(waiting) != self._waited:
+            self._waited = bool(waiting)
             self._line_at = time.monotonic() + self._line_seconds
             self.say(self._line(shown, waiting))
 

@@ -54,6 +54,8 @@ def waiting_for(now: RunNow | None) -> str:
     """What a run waits for, in a sentence; "" if for nothing."""
     if now is None:
         return "Redis does not answer"
+    if now.full:
+        return "Redis is full (maxmemory); raise it with CONFIG SET maxmemory, or free some"
     if now.endpoints and all(endpoint.open_since is not None for endpoint in now.endpoints):
         return "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in now.endpoints)
     return ""

@@ -4,6 +4,7 @@ Invariant: slots and tally change together or not at all. SQLite's errors leave 
 """
 
 import fcntl
+import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from app.ledger.passes import StoredRow
 from app.ledger.schema import PAGE_BYTES, PASS_SCHEMA, SCHEMA, TABLES, VERSION, Slot, State
 from app.ledger.tally import Slots, facts, files_entered, merge
 
+log = logging.getLogger(__name__)
 Change = tuple[bytes, int, Slot]  #: packed row id, completion index, what is said of it
 UNKNOWN: tuple[None, list[int]] = (None, [])  #: what `_rows_and_indices` would say of a row that is not registered
 
@@ -208,6 +210,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _open_or_replace(path: Path) -> sqlite3.Connection:
     connection = _open(path)
     if connection is None:
+        log.warning("ledger_moved_aside: %s is damaged or another version's; it is rebuilt from the files", path)
         _move_aside(path)
         connection = _open(path)
     if connection is None:

@@ -7,7 +7,6 @@ the files anew, removing the journal) can be done any number of times, so whoeve
 """
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from app.crash import crash_point
 from app.errors import StorageError
 from app.jsonl import sync_folder
 from app.ledger import Ledger
-from app.lock import HEARTBEAT_SECONDS, Held, hold
+from app.lock import hold
 from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
 
 _JOURNAL = "switch.json"
@@ -32,27 +31,8 @@ def alone(rundir: RunDir, purpose: str) -> Iterator[bool]:
 
     Raises UsageError that names who has it.
     """
-    with hold(rundir.lock, purpose) as one, hold(rundir.writer_lock, purpose) as other, _beating(one, other):
+    with hold(rundir.lock, purpose), hold(rundir.writer_lock, purpose):
         yield _finish(rundir)
-
-
-@contextmanager
-def _beating(*locks: Held) -> Iterator[None]:
-    """Show that we live while the block runs: other hosts see nothing else of us."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(HEARTBEAT_SECONDS):
-            for lock in locks:
-                lock.touch()
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def finish_switch(rundir: RunDir) -> None:

@@ -33,10 +33,13 @@ AWAY = (ConnectionError, redis.exceptions.TimeoutError, BusyLoadingError, OutOfM
 _SOCKET_TIMEOUT_SECONDS = 30
 
 
-def connect(url: str) -> redis.Redis:
-    """A synchronous client (producer, collector, command line). Raises UsageError for a URL that is none."""
+def connect(url: str, answer_seconds: float = _SOCKET_TIMEOUT_SECONDS) -> redis.Redis:
+    """A synchronous client (producer, collector, command line). Raises UsageError for a URL that is none.
+
+    answer_seconds: a Redis that is silent for longer does not answer.
+    """
     with _worded(url):
-        return redis.Redis.from_url(url, **_options())
+        return redis.Redis.from_url(url, **_options() | {"socket_timeout": answer_seconds})
 
 
 def connect_async(url: str, connections: int = 4) -> redis.asyncio.Redis:
@@ -51,7 +54,7 @@ def check(client: redis.Redis, url: str) -> None:
     with translated(url):
         client.ping()
         role = client.info("replication").get("role", "master")
-        policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
+        policy = client.info("memory").get("maxmemory_policy", "noeviction")  # CONFIG is often forbidden
     if role != "master":
         raise UsageError(f"Redis at {safe_url(url)} is a read-only replica; give the address of its primary.")
     if policy != "noeviction":

@@ -11,6 +11,11 @@ CELERY_PREFIX = PREFIX + "celery:"
 #: STRING, milliseconds of Redis TIME at which this Redis was first seen empty. While it is young nothing is admitted,
 #: so that holders of leases from before a loss can assert them again. "0": known to have no such holders.
 EPOCH = PREFIX + "epoch"
+#: STRING, milliseconds of Redis TIME at which somebody last claimed, leased or renewed. Owner: prelude/absence.lua.
+SEEN = PREFIX + "seen"
+#: STRING with expiry, milliseconds of Redis TIME at which Redis was back after nobody could reach it: what expired
+#: meanwhile is not taken for dead at once. Owner: prelude/absence.lua.
+WOKE = PREFIX + "woke"
 #: SET of run ids that have a manifest here. Owner: the producer.
 RUNS = PREFIX + "runs"
 #: HASH worker name → JSON about it. Owner: each worker for itself.

@@ -39,6 +39,7 @@ class RunNow:
     unwritten: int  #: responses in the stream
     endpoints: list[EndpointNow]
     halt: dict[str, Any] | None
+    full: bool = False  #: it holds as much as its maxmemory allows, and refuses to take more
 
 
 def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str]) -> RunNow:
@@ -53,6 +54,7 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
         pipeline.llen(CELERY_PREFIX + lane.queue)
     pipeline.xlen(keys.responses)
     pipeline.get(keys.halt)
+    pipeline.info("memory")
     for url in urls:
         names = EndpointKeys(endpoint_key(url))
         pipeline.get(names.open)
@@ -64,12 +66,12 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
     for dataset in datasets:
         payloads[dataset], claims[dataset] = next(replies), next(replies)
     lanes = {lane.value: next(replies) for lane in Lane}
-    unwritten, halt = next(replies), next(replies)
+    unwritten, halt, memory = next(replies), next(replies), next(replies)
     endpoints = [_endpoint(url, now_ms, *(next(replies) for _ in range(4))) for url in urls]
     return RunNow(
         queued={dataset: max(0, payloads[dataset] - claims[dataset]) for dataset in datasets},
         in_flight=claims, lanes=lanes, unwritten=unwritten, endpoints=endpoints,
-        halt=orjson.loads(halt) if halt else None,
+        halt=orjson.loads(halt) if halt else None, full=0 < memory.get("maxmemory", 0) <= memory["used_memory"],
     )  # fmt: skip
 
 

@@ -8,8 +8,22 @@ from pathlib import Path
 
 from redis.exceptions import NoScriptError
 
+from app.store.keys import SEEN, WOKE
+
 _FOLDER = Path(__file__).parent / "lua"
-SOURCES: dict[str, str] = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_FOLDER.glob("*.lua"))}
+_JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases")
+
+
+def _read() -> dict[str, str]:
+    absence = (_FOLDER / "prelude" / "absence.lua").read_text(encoding="utf-8")
+    absence = absence.replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
+    return {
+        path.stem: (absence if path.stem in _JUDGES_EXPIRY else "") + path.read_text(encoding="utf-8")
+        for path in sorted(_FOLDER.glob("*.lua"))
+    }
+
+
+SOURCES: dict[str, str] = _read()
 SHAS: dict[str, str] = {name: sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in SOURCES.items()}
 
 

@@ -26,14 +26,14 @@ from app.errors import UsageError
 from app.reasons import Reason
 from producers.readers.formats import Format, sniff
 from producers.readers.json_records import array_rows, object_rows
-from producers.readers.lines import json_line_rows, text_rows
+from producers.readers.lines import json_line_rows, rows_at, text_rows
 from producers.readers.parquet import MAGIC as PARQUET_MAGIC
 from producers.readers.parquet import parquet_rows
 from producers.readers.rows import Damaged, RawRow, rejected_row
 from producers.readers.source import Source
 from producers.readers.tables import csv_rows
 
-__all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "read_records"]
+__all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "read_lines_at", "read_records"]
 
 DEFAULT_MAX_ROW_BYTES = 64 * 1024 * 1024
 
@@ -59,6 +59,16 @@ def read_records(path: Path, *, max_row_bytes: int = DEFAULT_MAX_ROW_BYTES) -> I
         return _finished(path, parquet_rows(path, max_row_bytes))
     source = Source(path)
     return _finished(path, _READERS[sniff(source)](source, max_row_bytes))
+
+
+def read_lines_at(path: Path, numbers: set[int], max_row_bytes: int) -> Iterator[RawRow]:
+    """The rows at these line numbers of a JSON Lines file; nothing but them is parsed. Of another format: none."""
+    with _open(path) as file:
+        if file.read(len(PARQUET_MAGIC)) in (b"", PARQUET_MAGIC):
+            return
+    source = Source(path)
+    if sniff(source) is Format.JSON_LINES:
+        yield from rows_at(source, numbers, max_row_bytes)
 
 
 def _open(path: Path):

@@ -44,6 +44,16 @@ def json_line_rows(source: Source, max_bytes: int) -> Iterator[RawRow]:
             yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
 
 
+def rows_at(source: Source, numbers: set[int], max_bytes: int) -> Iterator[RawRow]:
+    """The rows of a JSON Lines file that stand at these lines, as `json_line_rows` has them."""
+    last = max(numbers, default=0)
+    for number, line, too_large in split_lines(source, max_bytes):
+        if number in numbers and not too_large and line and not line.isspace():
+            yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
+        if number >= last:
+            return
+
+
 def text_rows(source: Source, max_bytes: int) -> Iterator[RawRow]:
     """Rows of a plain text file: each line is a prompt, as it stands."""
     for number, line, too_large in split_lines(source, max_bytes):

@@ -5,6 +5,7 @@ import threading
 import orjson
 import pytest
 
+from app.errors import UsageError
 from app.identity import task_key
 from app.ledger import Ledger
 from app.packing import compress
@@ -143,3 +144,20 @@ def test_a_redis_that_forgot_its_group_is_served_again(rundir, redis_client):
     collector.stopping.set()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_collector_that_lost_the_writer_lock_writes_nothing_more(rundir, redis_client):
+    """Stopped for long and replaced: the entry stays for the one that has the lock now."""
+
+    def refuse() -> None:
+        raise UsageError("taken over")
+
+    collector = Collector(rundir, redis_client, "run1", SampleFilters())
+    collector.refuse_if_lost = refuse
+    collector.stopping.set()
+    publish(redis_client, response(1))
+    with pytest.raises(UsageError, match="taken over"):
+        collector.run()
+    assert lines(rundir, RAW) == []
+    collect(rundir, redis_client)
+    assert len(lines(rundir, RAW)) == 1

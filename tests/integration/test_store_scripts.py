@@ -6,7 +6,7 @@ import pytest
 
 from app.capacity.share import parse_share
 from app.store import scripts
-from app.store.keys import EPOCH, EXPECTED, EndpointKeys, RunKeys
+from app.store.keys import EPOCH, EXPECTED, SEEN, WOKE, EndpointKeys, RunKeys
 from workers.admission import lease_keys
 
 RUN = RunKeys("r1")
@@ -203,3 +203,41 @@ def test_what_lease_lua_writes_is_what_the_worker_asserts(redis_client):
     text = redis_client.hget(E1.lease_info, "a")
     assert str(parse_share(text)).encode() == text
     assert parse_share(text).prompt_tokens == 50
+
+
+@pytest.fixture
+def frozen(redis_client):
+    """Makes it a minute since anybody reached this Redis, in which what w1 holds expired."""
+
+    def freeze() -> None:
+        redis_client.decrby(SEEN, 60_000)
+        redis_client.zadd(CLAIMS, {"a": 1})
+        redis_client.zadd(E1.leases, {"L1": 1})
+
+    offer(redis_client, "a", b"1", "b", b"2")
+    claim(redis_client, "a", "w1")
+    lease(redis_client, [("L1", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),))
+    return freeze
+
+
+def test_what_expired_while_redis_was_frozen_is_nobodys_yet(redis_client, frozen):
+    """Whoever comes first takes neither the claim nor the share of a holder that could not renew; then it may."""
+    frozen()
+    assert claim(redis_client, "a", "w2") == [b"held"]
+    assert scripts.call(redis_client, "orphaned", [PAYLOAD, CLAIMS, HOLDERS], [0, 10]) == []
+    settling, place = lease(redis_client, [("L2", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),))
+    assert settling > 0
+    assert place == 0
+    assert scripts.call(redis_client, "renew_claims", [CLAIMS, HOLDERS], [10_000, "a", "w1"]) == []
+    scripts.call(redis_client, "renew_leases", [E1.leases, E1.lease_info], [10_000, "L1", "short 90 1 1 kind"])
+    assert lease(redis_client, [("L2", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),)) == [0, 0]
+    assert claim(redis_client, "b", "w2") == [b"claimed", b"2"]
+
+
+def test_what_is_not_renewed_after_redis_was_frozen_is_free(redis_client, frozen):
+    """Two heartbeats later whoever was silent is taken for dead."""
+    frozen()
+    assert claim(redis_client, "a", "w2") == [b"held"]
+    redis_client.delete(WOKE)  # what its expiry does
+    assert scripts.call(redis_client, "orphaned", [PAYLOAD, CLAIMS, HOLDERS], [0, 10]) == [b"a"]
+    assert lease(redis_client, [("L2", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),)) == [0, 1]

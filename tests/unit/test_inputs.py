@@ -101,3 +101,11 @@ def test_the_known_extensions_and_no_others_are_dropped():
 
     assert default_name(Path("d/kimi-k2.5_sft.jsonl.gz")) == "kimi-k2.5_sft"
     assert default_name(Path(".jsonl")) == ".jsonl"
+
+
+def test_two_names_that_differ_in_case_only_are_refused(here):
+    """They are one folder on a filesystem that ignores case."""
+    for name in ("a.jsonl", "b.jsonl"):
+        (here / name).write_text(f'{{"prompt":"{name}"}}\n')
+    with pytest.raises(UsageError, match="differ only in case"):
+        parse_inputs([f"Chat={here / 'a.jsonl'}", f"chat={here / 'b.jsonl'}"])

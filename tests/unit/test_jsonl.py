@@ -151,3 +151,13 @@ def test_closing_twice_is_harmless_and_leaks_nothing(path):
     file.close()
     file.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_symbolic_link_is_not_followed(path, tmp_path):
+    """It could lead a line of ours, or a cut, into any file."""
+    path.parent.mkdir(parents=True)
+    (tmp_path / "precious").write_bytes(b"not JSON, and not ours")
+    path.symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError, match="symbolic link"):
+        Appender(path)
+    assert (tmp_path / "precious").read_bytes() == b"not JSON, and not ours"

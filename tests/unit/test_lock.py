@@ -1,8 +1,10 @@
 """app.lock: one holder, known by name."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import orjson
@@ -10,6 +12,7 @@ import pytest
 
 from app.errors import UsageError
 from app.lock import STALE_SECONDS, Holder, hold, holder, respected
+from tests.belt import until
 
 _CHILD = "import sys; from pathlib import Path; from app.lock import hold\nwith hold(Path(sys.argv[1]), 'testing'):\n print('held', flush=True)\n sys.stdin.read()"  # noqa: E501
 ELSEWHERE = Holder("elsewhere", 4242, "headrace run", "everything", "2026-01-01T00:00:00+00:00", "long ago")
@@ -128,3 +131,69 @@ def test_the_lock_file_holds_no_arguments(path):
             assert b"secret" not in path.read_bytes()
     finally:
         sys.argv = argv
+
+
+_ON_ANOTHER_HOST = """
+import fcntl, socket, sys
+from pathlib import Path
+from app.errors import UsageError
+from app.lock import hold
+socket.gethostname = lambda: "elsewhere"
+fcntl.flock = lambda *_: None  # as on a filesystem that keeps no locks between hosts
+with hold(Path(sys.argv[1]), "collecting", heartbeat_seconds=0.05) as held:
+    print("held", flush=True)
+    for _ in sys.stdin:
+        try:
+            held.refuse_if_lost()
+            print("ours", flush=True)
+        except UsageError as exc:
+            print(exc, flush=True)
+"""
+
+
+@pytest.fixture
+def elsewhere(path):
+    """A process that holds the lock and seems to be on another host."""
+    command = [sys.executable, "-c", _ON_ANOTHER_HOST, str(path)]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[2], text=True)
+    assert child.stdout.readline() == "held\n"
+    yield child
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def ask(child: subprocess.Popen) -> str:
+    """Whether it still believes in its lock."""
+    child.stdin.write("?\n")
+    child.stdin.flush()
+    return child.stdout.readline()
+
+
+def test_a_live_holder_on_another_host_is_never_replaced(path, elsewhere):
+    """It shows by itself that it lives, however long ago it began."""
+    age(path, STALE_SECONDS * 2)
+    until(lambda: time.time() - path.stat().st_mtime < STALE_SECONDS / 2, what="a heartbeat")
+    with pytest.raises(UsageError, match=f"in use by pid {elsewhere.pid} on elsewhere"), hold(path, "x"):
+        pass
+    assert ask(elsewhere) == "ours\n"
+
+
+def test_a_holder_that_was_stopped_and_replaced_notices_and_leaves_the_lock_alone(path, elsewhere):
+    """SIGSTOP for longer than the limit: another host takes over; going on, it is refused before it writes."""
+    elsewhere.send_signal(signal.SIGSTOP)
+    age(path, STALE_SECONDS + 1)
+    with hold(path, "x") as held:
+        elsewhere.send_signal(signal.SIGCONT)
+        assert f"was taken over by pid {os.getpid()} on {held.holder.host}" in ask(elsewhere)
+        elsewhere.stdin.close()
+        assert elsewhere.wait(10) == 0
+        assert holder(path) == held.holder
+        held.refuse_if_lost()
+
+
+def age(path: Path, seconds: float) -> None:
+    """The last heartbeat was so long ago."""
+    then = time.time() - seconds
+    os.utime(path, (then, then))

@@ -5,10 +5,9 @@
 if redis.call('EXISTS', KEYS[4]) == 1 then return {'halted'} end
 local blob = redis.call('HGET', KEYS[1], ARGV[1])
 if not blob then return {'gone'} end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local expiry = redis.call('ZSCORE', KEYS[2], ARGV[1])
-if expiry and tonumber(expiry) > now and redis.call('HGET', KEYS[3], ARGV[1]) ~= ARGV[2] then return {'held'} end
+local lives = expiry and (tonumber(expiry) > now or waking > 0)
+if lives and redis.call('HGET', KEYS[3], ARGV[1]) ~= ARGV[2] then return {'held'} end
 redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
 return {'claimed', blob}

@@ -13,8 +13,6 @@
 local SLOTS, CLIP, LEAST, STALE_MS, RESERVED_MS = 128, 4096, 256, 10000, 2000
 local REFUSED, NO_ROOM = -1, -2
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
-local t = redis.call('TIME')
-local now = t[1] * 1000 + floor(t[2] / 1000)
 local ttl, settle, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local born = redis.call('GET', KEYS[1])
 if not born then
@@ -23,6 +21,9 @@ if not born then
 end
 local first = 4 + 5 * count
 local answer = { max(0, tonumber(born) + settle - now), now }
+for e = 1, waking > 0 and count or 0 do
+  if redis.call('ZCOUNT', KEYS[5 * e - 2], '-inf', now) > 0 then answer[1] = max(answer[1], waking) end
+end
 if answer[1] > 0 then
   for _ = first, #ARGV, 7 do answer[#answer + 1] = 0 end
   return answer

@@ -2,9 +2,8 @@
 -- KEYS: payload HASH, claims ZSET, holders HASH
 -- ARGV: include unclaimed (1 | 0), limit
 -- RETURNS: list of keys; expired claims are removed
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local limit, found = tonumber(ARGV[2]), {}
+if waking > 0 then return found end
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)) do
   redis.call('ZREM', KEYS[2], key)
   redis.call('HDEL', KEYS[3], key)

@@ -2,8 +2,6 @@
 -- KEYS: claims ZSET, holders HASH
 -- ARGV: ttl_ms, key, holder, key, holder, ...
 -- RETURNS: list of keys that a live foreign holder has meanwhile
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local lost = {}
 for i = 2, #ARGV, 2 do
   local holder = redis.call('HGET', KEYS[2], ARGV[i])

@@ -2,8 +2,6 @@
 -- KEYS: leases ZSET, lease-info HASH
 -- ARGV: ttl_ms, lease id, share ("lane weight"), lease id, share, ...
 -- RETURNS: number of leases renewed
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
 for i = 2, #ARGV, 2 do
   redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[i])
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])

@@ -1,0 +1,70 @@
+"""What a resumed run lacks is found by its place in the input, before the input is read."""
+
+import gzip
+
+import pytest
+
+from app.identity import task_key
+from app.ledger import Committed, Ledger, State
+from app.rundir import RunDir
+from app.settings import RunSettings
+from producers.catalog import interleave
+from producers.enqueue import _Reader
+from producers.inputs import Dataset, parse_inputs
+
+ROWS = [b'{"prompt":"row %d"}\n' % n for n in range(200)]
+MISSING = (3, 77, 150, 199)
+
+
+@pytest.fixture
+def gaps(tmp_path):
+    """Ask what is known to be missing of a run of 200 rows, read once, of which four were not done."""
+    data = tmp_path / "d.jsonl"
+    data.write_bytes(b"".join(ROWS))
+    settings = RunSettings(inputs=[str(data)], out=tmp_path / "out", endpoints=["http://e"], tokenizer="t")
+    ledger = Ledger.open(RunDir(settings.out))
+    reader = _Reader(settings, "recipe", ledger)
+    ledger.begin_pass(1, ["d"])
+    rows = [
+        row for name, chunk in interleave(parse_inputs([str(data)]), settings) if chunk
+        for row in reader.missing_of(name, chunk, set())
+    ]  # fmt: skip
+    ledger.commit([
+        Committed("d", row.row_id, 0, State.TOKENIZED, "", 0) for n, row in enumerate(rows) if n not in MISSING
+    ])  # fmt: skip
+
+    def ask(path=data, outstanding: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
+        found = reader.known_gaps(Dataset("d", (path,)), outstanding, settings.max_row_bytes)
+        return [(row.number - 1, row.row_id) for row in found]
+
+    ask.data, ask.ids = data, [row.row_id for row in rows]
+    yield ask
+    ledger.close()
+
+
+def test_they_are_found_with_their_ids(gaps):
+    """Exactly those, each with the id that a pass would give it; also in a compressed file."""
+    assert gaps() == [(n, gaps.ids[n]) for n in MISSING]
+    gaps.data.write_bytes(gzip.compress(gaps.data.read_bytes()))
+    assert gaps() == [(n, gaps.ids[n]) for n in MISSING]
+
+
+def test_what_redis_knows_is_left_alone(gaps):
+    """It is on its way already."""
+    key = task_key("recipe", "d", gaps.ids[77], 0, 0)
+    assert [n for n, _ in gaps(outstanding={key})] == [3, 150, 199]
+
+
+def test_a_row_that_no_longer_stands_there_is_left_to_the_pass(gaps):
+    """Edited, moved, or cut off: no other row's text under its id."""
+    lines = list(ROWS)
+    lines[3] = b'{"prompt":"edited"}\n'
+    lines.insert(100, b'{"prompt":"inserted"}\n')
+    gaps.data.write_bytes(b"".join(lines[:180]))
+    assert [n for n, _ in gaps()] == [77]
+
+
+def test_other_formats_wait_for_the_pass(gaps):
+    """A JSON array has no lines to count."""
+    gaps.data.write_bytes(b"[" + b",".join(line.strip() for line in ROWS) + b"]")
+    assert gaps() == []
