@@ -22,6 +22,7 @@ from app.records import RejectedRecord, completion_id
 from app.rundir import RunDir
 from app.settings import RunSettings
 from app.store.keys import RUNS, RunKeys
+from app.store.live import manifest_now
 from app.tokenization import RenderOptions
 from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
@@ -126,7 +127,8 @@ class Producer:
         keys = RunKeys(self._manifest.run_id)
 
         def publish() -> None:
-            self._client.set(keys.manifest, self._manifest.model_dump_json())
+            self._manifest = manifest_now(self._client, self._manifest)  # endpoints may have come or gone
+            self._client.set(keys.manifest, self._manifest.model_dump_json(), nx=True)
             self._client.sadd(RUNS, self._manifest.run_id)
 
         self._conveyor.patiently(publish)

@@ -19,6 +19,7 @@ from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
 from workers.observer import Observer
+from workers.watch import Watch
 
 log = logging.getLogger(__name__)
 _MANIFEST_SECONDS = 5.0
@@ -47,12 +48,13 @@ class WorkerContext:
         self.endpoints = Endpoints(self.courier, self.client, settings.name)
         self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name, self.run)
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, settings.name)
+        self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, settings.name)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []
 
     async def start(self) -> None:
-        """Start the loops: heartbeat, admission, endpoints, observer."""
+        """Start the loops: heartbeat, admission, endpoints, observer, watch."""
         self._loops = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
@@ -60,6 +62,7 @@ class WorkerContext:
                 ("admission", self.admission.run_forever()),
                 ("endpoints", self.endpoints.run_forever()),
                 ("observer", self.observer.run_forever()),
+                ("watch", self.watch.run_forever()),
             )
         ]
         for task in self._loops:
@@ -76,7 +79,6 @@ class WorkerContext:
         manifest = RunManifest.model_validate_json(data)
         self._runs[run_id] = (time.monotonic(), manifest)
         self.endpoints.use(manifest)
-        self.observer.use(manifest)
         return manifest
 
     async def drain(self) -> None:

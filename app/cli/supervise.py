@@ -40,7 +40,7 @@ from app.manifest import RunManifest
 from app.store.connection import AWAY, check, connect
 from app.store.embedded import PrivateServer
 from app.store.holders import forget_all, forget_worker
-from app.store.live import RunNow, look
+from app.store.live import RunNow, look, manifest_now
 from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
@@ -174,6 +174,7 @@ class Supervisor:
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
+            self._manifest = manifest_now(self._client, self._manifest)
             return look(self._client, self._manifest.run_id, names, self._manifest.endpoints)
         except AWAY:
             return None
