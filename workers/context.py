@@ -100,7 +100,7 @@ class WorkerContext:
         """End the loops and connections."""
         for task in self._loops:
             task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await asyncio.gather(*self._loops, self.endpoints.close(), return_exceptions=True)
         await self.courier.command("HDEL", keys.WORKER_INFO, self.settings.name)
         await self.client.aclose()
         await self.courier.close()

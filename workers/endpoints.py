@@ -139,6 +139,13 @@ class Endpoints:
             await self.look()
             await asyncio.sleep(_LOOK_SECONDS)
 
+    async def close(self) -> None:
+        """End what looks at endpoints now."""
+        tasks = [*self._probes.values(), *(check.task for check in self._checks.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _start(self, url: str, coroutine) -> None:
         if url in self._probes:
             coroutine.close()
@@ -184,7 +191,7 @@ class Endpoints:
         except TimeoutError:
             return Why.STALLED, f"no generation within {_TRY_SECONDS:g} s"
         except Fault as problem:
-            if problem.kind is FaultKind.QUEUE_FULL:  # others keep it busy: it works
+            if problem.kind is FaultKind.QUEUE_FULL and readiness is not Readiness.LOADING:  # others keep it busy
                 return None
             return Why.UNAVAILABLE if problem.pressure else Why.DIED, problem.detail
         return None

@@ -125,8 +125,9 @@ class EndpointKeys:
 
     @property
     def control(self) -> str:
-        """HASH: what lease.lua decides by (f, rate, foreign, ceilings), what the observer is told (counters), what is
-        known of its health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a canary is out), `silence`."""
+        """HASH: what lease.lua decides by (f, rate, foreign, ceilings), what the observer is told (counters), and its
+        health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a canary is out), `silence`.
+        """
         return self._key("control")
 
     @property
