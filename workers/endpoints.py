@@ -75,7 +75,7 @@ class Endpoints:
 
     async def known(self, url: str) -> EndpointInfo:
         """What the endpoint said of itself, asked now if it was never asked. Raises Fault if it can't be used."""
-        if url not in self._info:
+        if url not in self._info and url in self._runs:
             self._start(url, self._learn(url))
             await asyncio.shield(self._probes[url])
         if url not in self._info:
@@ -102,7 +102,7 @@ class Endpoints:
         """
         if fault.kind in _SAYS_NOTHING_ABOUT_HEALTH:
             return self._served_at.get(url, 0.0) > started_at
-        if fault.kind is FaultKind.STALLED:  # the breaker opened before the request was given up
+        if fault.kind is FaultKind.STALLED or url not in self._runs:  # opened before it was given up; or removed
             return False
         self._info.pop(url, None)  # whoever answers there next may be somebody else: asked before anything is sent
         if fault.kind is FaultKind.UNREACHABLE:

@@ -8,7 +8,6 @@ import redis
 
 from app.capacity.share import parse_share
 from app.lanes import Lane
-from app.manifest import RunManifest
 from app.store.breaker import Why, parse_breaker
 from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
 from app.urls import endpoint_key
@@ -100,12 +99,6 @@ def _state(why: Why | None, trial: bool) -> str:
     if why is None:
         return "closed"
     return "drained" if why is Why.HELD else "half-open" if trial else "open"
-
-
-def manifest_now(client: redis.Redis, known: RunManifest) -> RunManifest:
-    """The run's manifest as it is now: endpoints come and go. What is known stays where Redis forgot it."""
-    data = client.get(RunKeys(known.run_id).manifest)
-    return RunManifest.model_validate_json(data) if data else known
 
 
 def _number(control: dict[bytes, bytes], name: bytes) -> int | None:
