@@ -7,6 +7,7 @@ and after ten seconds counts as 1 at most.
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -84,13 +85,17 @@ class Observer:
         self._counts[EndpointKeys(lease.endpoint).control, "refusals"] += 1
 
     async def run_forever(self) -> None:
-        """Look at each endpoint four times a second; one that hangs holds up no other."""
+        """Look at each endpoint four times a second, at one that is away once; one that hangs holds up no other."""
         learner = asyncio.create_task(self._learn_forever())
+        ticks = itertools.cycle((True, False, False, False))
         try:
-            while not learner.done():
+            for all_of_them in ticks:
+                if learner.done():
+                    break
                 self._flush()
                 for url in self._endpoints.urls:
-                    if url not in self._looks or self._looks[url].done():
+                    done = url not in self._looks or self._looks[url].done()
+                    if done and (all_of_them or not self._endpoints.is_open(url)):
                         self._looks[url] = asyncio.create_task(self._look(url))
                 await asyncio.sleep(controller.LOOK_SECONDS)
             learner.result()
@@ -157,7 +162,7 @@ class Observer:
         recall = self._to_recall(controller.overflow_tokens(state, observation), held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
-        seen.skip = 3 if not held and not observation.wanted else 0
+        seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
         seen.at_ms = now_ms
         figures = {
             "f": f"{limits.f:.4f}", "rate": f"{rate:.6f}", "foreign": round(seen.foreign), "requests": limits.requests,
