@@ -30,7 +30,7 @@ UNKNOWN_CONCURRENCY = 64
 #: The first in its lane reserves a place after so long: others fit in while it does not.
 URGENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1  # other workers' releases are seen this late
-_POLL_DOWN_SECONDS = 1.0
+_POLL_DOWN_SECONDS = 0.5  # all are away: Redis is not asked
 _GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
 _GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more leases there are
 _ASK_LEAST, _ASK_MOST = 8, 64
@@ -167,6 +167,8 @@ class Admission:
         if self._manifest is not None:
             room.run = await self._manifest(room.run.run_id) or room.run
         run, urls = room.run, room.run.endpoints
+        if all(map(self._endpoints.is_open, urls)):
+            return _POLL_DOWN_SECONDS
         names = [EndpointKeys(endpoint_key(url)) for url in urls]
         answer = await self._courier.script(
             "lease",
@@ -180,10 +182,10 @@ class Admission:
         granted = sum(map(bool, places))
         room.ask = min(_ASK_MOST, room.ask * 2) if granted == len(asked) else max(_ASK_LEAST, granted * 2)
         if settling > 0:
-            return min(settling / 1000, _POLL_DOWN_SECONDS)
+            return min(settling / 1000, 1.0)
         if granted == len(asked):
             return 0.0 if any(room.lanes.values()) else None
-        return _POLL_DOWN_SECONDS if all(map(self._endpoints.is_open, urls)) else _POLL_SECONDS
+        return _POLL_SECONDS
 
     def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
         lease = Lease(waiting.lease_id, url, endpoint, str(waiting.share(now_ms)))

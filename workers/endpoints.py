@@ -25,7 +25,7 @@ from app.urls import endpoint_key
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _TRY_SECONDS = 25.0
-_PROBE_TTL_MS = 45_000  # a trial, and asking who it is
+_PROBE_TTL_MS, _TRIAL_TTL_MS = 6000, 45_000  # a look at it; a trial, and asking who it is
 _PROBE_SECONDS = (0.25, 0.5, 1.0)
 _READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
 #: A server that was told to stop ends within 5 s of its last request; one that says so and stays is lying.
@@ -105,6 +105,8 @@ class Endpoints:
         if fault.kind is FaultKind.STALLED or url not in self._runs:  # opened before it was given up; or removed
             return False
         self._info.pop(url, None)  # whoever answers there next may be somebody else: asked before anything is sent
+        if url in self._open:  # known, and probed
+            return False
         if fault.kind is FaultKind.UNREACHABLE:
             await self.open(url, fault.detail)
             return False
@@ -155,15 +157,16 @@ class Endpoints:
 
     async def readiness(self, url: str) -> Readiness:
         """What /ready or /health says at once. DRAINING: its 200 was seen by some worker since it last died."""
-        control = _keys(url).control
-        was_ready = await self._courier.command("HGET", control, "ready") == b"1"
         try:
             async with asyncio.timeout(_READY_SECONDS):
-                readiness = await self._client.is_ready(url, was_ready=was_ready)
+                readiness = await self._client.is_ready(url)
         except TimeoutError:
             return Readiness.UNKNOWN
-        if readiness is Readiness.READY and not was_ready:
+        control = _keys(url).control
+        if readiness is Readiness.READY:
             await self._courier.command("HSET", control, "ready", 1)
+        elif readiness is Readiness.LOADING and await self._courier.command("HGET", control, "ready") == b"1":
+            return Readiness.DRAINING
         return readiness
 
     async def _check(self, url: str, fault: Fault) -> bool:
@@ -186,8 +189,7 @@ class Endpoints:
                     return Why.DIED, "it is away"
                 if readiness is Readiness.DRAINING and not await self._lingers(url):
                     return Why.LEAVING, "it is leaving"
-                run = self._runs[url]
-                await self._client.canary(url, run.sampling, vocab_size=run.output_vocab_size)
+                await self._canary(url)
         except TimeoutError:
             return Why.STALLED, f"no generation within {_TRY_SECONDS:g} s"
         except Fault as problem:
@@ -195,6 +197,17 @@ class Endpoints:
                 return None
             return Why.UNAVAILABLE if problem.pressure else Why.DIED, problem.detail
         return None
+
+    async def _canary(self, url: str) -> None:
+        """One real generation; raises the Fault that prevents it. Whoever leads the probe leads it till then."""
+        run, names = self._runs[url], _keys(url)
+        if url in self._open:
+            await self._lead_probe(url, _TRIAL_TTL_MS)
+        await self._courier.command("HSET", names.control, "trial", 1)
+        try:
+            await self._client.canary(url, run.sampling, vocab_size=run.output_vocab_size)
+        finally:
+            await asyncio.shield(self._courier.command("HDEL", names.control, "trial"))
 
     async def _lingers(self, url: str) -> bool:
         """Whether it says that it is leaving, has nothing to do, and does not go: then its word counts no more."""
@@ -249,18 +262,13 @@ class Endpoints:
                     log.warning("endpoint_closed %s: it answers again", url)
                 await self._lead_probe(url, 1)
                 return
-            pause = _PROBE_SECONDS[min(attempt, len(_PROBE_SECONDS) - 1)]
-            await self._lead_probe(url, round(pause * 1000) + 2000)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_PROBE_SECONDS[min(attempt, len(_PROBE_SECONDS) - 1)])
 
     async def _lead_probe(self, url: str, ttl_ms: int) -> bool:
         return bool(await self._courier.script("lead", [_keys(url).probe], [self._name, ttl_ms]))
 
     async def _answers(self, url: str, breaker: Breaker) -> bool:
-        control = _keys(url).control
-        await self._courier.command("HSET", control, "trial", 1)
         problem = await self._try(url)
-        await self._courier.command("HDEL", control, "trial")
         if problem is None:
             self._info.pop(url, None)
             await self._learn(url)

@@ -130,7 +130,7 @@ class Observer:
         idle, seen.skip = seen.skip > 0, seen.skip - 1
         if idle:
             return
-        loads = await self._loads(url)
+        loads = None if self._endpoints.is_open(url) else await self._loads(url)
         shares, control, state, opened, clock = await asyncio.gather(
             self._courier.command("HGETALL", names.lease_info),
             self._courier.command("HGETALL", names.control),

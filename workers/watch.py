@@ -6,6 +6,7 @@ any other. How long an endpoint may be silent is workers/patience.py.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from workers.patience import Patience, Verdict, is_overdue
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
-_LEAD_MS = 5000
+_AWAY_TICKS = 5
+_LEAD_MS = 8000
 _LOADS_SECONDS = 2.0
 _LOST_MS = 5000
 #: Between two looks at /ready, which costs nothing; where only /health is there, it makes the server generate.
@@ -50,9 +52,12 @@ class Watch:
         self._looks: dict[str, asyncio.Task] = {}
 
     async def run_forever(self) -> None:
-        """Look at each endpoint once a second; one that hangs holds up no other."""
-        while True:
+        """Look at each endpoint once a second, at idle ones that are away more seldom; one that hangs holds up no other."""
+        for tick in itertools.count():
+            working = {work.lease.url for work in self._holdings.claims.values() if work.lease is not None}
             for url in self._endpoints.urls:
+                if self._endpoints.is_open(url) and url not in working and tick % _AWAY_TICKS:
+                    continue
                 if url not in self._looks or self._looks[url].done():
                     self._looks[url] = asyncio.create_task(self._look(url))
             await asyncio.sleep(_LOOK_SECONDS)
