@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _TRY_SECONDS = 25.0
 _PROBE_TTL_MS, _TRIAL_TTL_MS = 6000, 45_000  # a look at it; a trial, and asking who it is
-_PROBE_SECONDS = (0.25, 0.5, 1.0)
+_PROBE_SECONDS = (0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.5)
 _READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
 #: A server that was told to stop ends within 5 s of its last request; one that says so and stays is lying.
 _LINGER_SECONDS = 15.0

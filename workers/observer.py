@@ -36,6 +36,7 @@ from workers.holdings import Holdings, Lease
 
 log = logging.getLogger(__name__)
 _LEARN_SECONDS = 1.0
+_AWAY_TICKS = 8
 _LEAD_MS = 3000
 _RECALL_MS = 2000
 _LENGTHS_TTL_SECONDS = 30 * 24 * 3600
@@ -85,17 +86,16 @@ class Observer:
         self._counts[EndpointKeys(lease.endpoint).control, "refusals"] += 1
 
     async def run_forever(self) -> None:
-        """Look at each endpoint four times a second, at one that is away once; one that hangs holds up no other."""
+        """Look at each endpoint four times a second, at one that is away seldom; one that hangs holds up no other."""
         learner = asyncio.create_task(self._learn_forever())
-        ticks = itertools.cycle((True, False, False, False))
         try:
-            for all_of_them in ticks:
+            for tick in itertools.count():
                 if learner.done():
                     break
                 self._flush()
                 for url in self._endpoints.urls:
                     done = url not in self._looks or self._looks[url].done()
-                    if done and (all_of_them or not self._endpoints.is_open(url)):
+                    if done and (tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
                         self._looks[url] = asyncio.create_task(self._look(url))
                 await asyncio.sleep(controller.LOOK_SECONDS)
             learner.result()
@@ -227,6 +227,8 @@ class Observer:
         clock = await self._courier.command("TIME")
         now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
         for url in self._endpoints.urls:
+            if self._endpoints.is_open(url):
+                continue
             names = EndpointKeys(endpoint_key(url))
             shares, rate = await asyncio.gather(
                 self._courier.command("HVALS", names.lease_info), self._courier.command("HGET", names.control, "rate")
