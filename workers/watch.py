@@ -52,7 +52,7 @@ class Watch:
         self._looks: dict[str, asyncio.Task] = {}
 
     async def run_forever(self) -> None:
-        """Look at each endpoint once a second, at idle ones that are away more seldom; one that hangs holds up no other."""
+        """Look at each endpoint once a second, at one that is away seldom; one that hangs holds up no other."""
         for tick in itertools.count():
             working = {work.lease.url for work in self._holdings.claims.values() if work.lease is not None}
             for url in self._endpoints.urls:
