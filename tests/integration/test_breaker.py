@@ -238,6 +238,7 @@ def test_what_a_person_holds_no_worker_closes(endpoint, redis_client, redis_url)
         await both.until(lambda: all(one.is_open(both.url) for one in both.workers))
         sent = endpoint.stats()["requests"]
         await both.fail(FaultKind.UNREACHABLE)
+        assert not call(redis_client, *opening(both.url, Why.STALLED, "it stalled", replaces=True))
         assert not call(redis_client, *closing(both.url))
         for _ in range(10):
             await asyncio.gather(*(one.look() for one in both.workers))
