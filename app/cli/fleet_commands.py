@@ -15,6 +15,11 @@ def endpoints() -> None:
 
     OUT is the directory of a run on this machine; with --redis and without OUT, all runs of that Redis are meant.
     Workers follow within seconds. A later start of a run takes its endpoints from its own command line.
+
+    \b
+    headrace endpoints list out
+    headrace endpoints add out http://gpu3:30000
+    headrace endpoints drain --redis redis://box:6379/0 http://gpu1:30000
     """
 
 
