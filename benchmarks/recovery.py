@@ -6,7 +6,7 @@ uneven: three endpoints, one ten times slower, one killed when 30 % of the rows 
     occupancy  running requests ÷ what the endpoints that live can run, from the first full moment until the queue ends
 outage: two endpoints, both killed in mid-run, started again DOWN seconds later.
     cpu        of a core, all processes of `headrace run` together, while it waits
-busy: seconds from the moment at which a server listens until it runs 80 % of what it can. Real processes throughout:
+busy: seconds from the moment at which a server listens until it runs 75 % of what it can. Real processes throughout:
 `headrace run` as its user starts it, servers that are SIGKILLed. Exit 1 if a bar is missed.
 """
 
@@ -35,7 +35,7 @@ from tests.belt import until  # noqa: E402
 
 SLOTS, TOKENS, STEP_SECONDS = 48, 100, 0.02  # a request takes 2 s, a server does 24 rows a second
 #: A server that died is kept below 85 % of the level at which it did (docs/operating/capacity.md).
-FULL = 0.8 * SLOTS
+FULL = 0.75 * SLOTS
 
 
 @dataclass

@@ -6,10 +6,16 @@ from dataclasses import replace
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.sglang.simulator.faults import Faults
 from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, ids, run, verified
 from tests.belt import until
 
-STEADY = SimulatorConfig(**IDS, output_lengths="fixed", output_mean=25, step_seconds=0.02, max_total_num_tokens=24_000)
+#: Slow, so that a run lasts until its test says otherwise: FAST.
+STEADY = SimulatorConfig(
+    **IDS, output_lengths="fixed", output_mean=25, step_seconds=0.02, max_total_num_tokens=24_000,
+    faults=Faults(slow=5.0),
+)  # fmt: skip
+FAST = {"slow": 0.2}
 ROWS = 240
 NOTE = 'echo "$HEADRACE_CHANGE $HEADRACE_ENDPOINT $HEADRACE_EVIDENCE" >> {}; exit {}'
 
@@ -35,7 +41,7 @@ def test_endpoints_are_listed_drained_added_and_removed_while_the_run_goes_on(tm
         words = [DEMO / "gsm8k.jsonl", DEMO / "glaive_tools.json", "--endpoint", one.url, "--endpoint", two.url,
                  "--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", 3, "--workers", 2]  # fmt: skip
         with run(out, *words) as started:
-            until(lambda: started.lines() > 10, 60, "lines")
+            until(lambda: started.lines() > 3, 60, "lines")
             shown = listed(out)
             assert set(shown) == {one.url, two.url}
             assert {(s["state"], s["model"]) for s in shown.values()} == {("closed", STEADY.model_path)}
@@ -46,7 +52,7 @@ def test_endpoints_are_listed_drained_added_and_removed_while_the_run_goes_on(tm
             asked = one.stats()["requests"]
             until(lambda: one.stats()["running"] == 0, what="what ran there finished")
             endpoints("add", out, three.url)
-            until(lambda: three.stats()["completed"] > 6, what="the new one is used")
+            until(lambda: three.stats()["completed"] > 6, what="the new one is used", seconds=60)
             assert one.stats()["requests"] <= asked + 1  # sent while we asked
             assert one.stats()["aborted"] == 0
             assert listed(out)[one.url]["state"] == "drained"
@@ -64,6 +70,8 @@ def test_endpoints_are_listed_drained_added_and_removed_while_the_run_goes_on(tm
                 assert refused.returncode == 6
                 assert "simulated/other" in refused.stderr or "teacher → other" in refused.stderr
                 assert other.url not in listed(out)
+            two.faults(**FAST)
+            three.faults(**FAST)
             assert started.wait() == 0, started.text()
     assert len(ids(out)) == len(set(ids(out))) == ROWS
     assert verified(out)
@@ -81,11 +89,13 @@ def test_a_command_runs_once_when_an_endpoint_is_lost_and_once_when_it_is_back(t
                  "--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", 2, "--workers", 2,
                  "--on-down", NOTE.format(notes, 3), "--on-up", NOTE.format(notes, 0)]  # fmt: skip
         with run(out, *words) as started:
-            until(lambda: started.lines() > 10, 60, "lines")
+            until(lambda: started.lines() > 3, 60, "lines")
             one.faults(freeze_seconds=0.1, down_seconds=1.5, load_seconds=1.0)
             one.crash()
             until(lambda: notes.exists() and "up " in notes.read_text(), 30, "both commands ran")
             until(lambda: "ended with 3" in started.log.read_text(), what="the failure is told")
+            one.faults(**FAST)
+            two.faults(**FAST)
             assert started.wait() == 0, started.text()
         down, up = notes.read_text().splitlines()
         assert down.startswith(f"down {one.url} ")
