@@ -22,6 +22,7 @@ _REMEDY = {
     FaultKind.UNUSABLE_VERSION: "then repeat the command",
 }
 
+LOADING = "it is loading"
 Survey = dict[str, EndpointInfo | str]  # what it said of itself, or why it cannot be used yet
 
 
@@ -81,17 +82,18 @@ class _Surveyor:
                 readiness = await self._client.is_ready(url)
                 (self._loading.add if readiness is Readiness.LOADING else self._loading.discard)(url)
                 if readiness is Readiness.LOADING:
-                    self._found[url] = "it is loading"
-                elif readiness is Readiness.AWAY:
+                    self._found[url] = LOADING
+                if readiness is Readiness.AWAY:
                     await self._client.info(url)  # the probe keeps the evidence to itself; this one tells it
-                else:
+                else:  # also while it says that it loads: only a generation proves anything
                     await self._client.canary(url, self._sampling, vocab_size=self._vocab_size)
                     self._found[url] = await self._client.info(url)
                     return
             except Fault as fault:
                 if fault.fatal_for_run:
                     raise UsageError(f"{fault.detail}; {_REMEDY.get(fault.kind, 'correct --endpoint')}.") from fault
-                self._found[url] = fault.detail
+                if url not in self._loading:
+                    self._found[url] = fault.detail
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _usable(self) -> bool:

@@ -24,6 +24,7 @@ from app.reasons import STAGE_OF, Rejected
 from app.records import RejectedRecord, completion_id, slot_of
 from app.rundir import RunDir
 from app.settings import RunSettings
+from app.store.fleet import run_at
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
 from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
@@ -158,7 +159,9 @@ class Producer:
         keys = RunKeys(self._manifest.run_id)
 
         def publish() -> None:
-            self._client.set(keys.manifest, self._manifest.model_dump_json())
+            now = run_at(self._client, self._manifest.run_id)  # endpoints may have come or gone
+            self._manifest = now or self._manifest
+            self._client.set(keys.manifest, self._manifest.model_dump_json(), nx=True)
             self._client.sadd(RUNS, self._manifest.run_id)
 
         self._conveyor.patiently(publish)

@@ -30,7 +30,7 @@ UNKNOWN_CONCURRENCY = 64
 #: The first in its lane reserves a place after so long: others fit in while it does not.
 URGENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1  # other workers' releases are seen this late
-_POLL_DOWN_SECONDS = 1.0
+_POLL_DOWN_SECONDS = 0.5  # all are away: Redis is not asked
 _GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
 _GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more leases there are
 _ASK_LEAST, _ASK_MOST = 8, 64
@@ -44,7 +44,7 @@ class _Waiting:
     kind: str
     prompt_tokens: int
     allowance: int
-    may: tuple[str, ...]
+    avoid: str | None  #: not this endpoint, if another can
     future: asyncio.Future
     first_since: float | None = None  #: when it became the first of its lane
 
@@ -121,13 +121,19 @@ class Admission:
 
     def _waiting(self, run: RunManifest, task: Task, avoid: str | None) -> _Waiting:
         prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
-        may = run.endpoints_for(prompt_tokens, task.max_new_tokens) or run.endpoints
-        others = [url for url in may if url != avoid and not self._endpoints.is_open(url)]
         lane = lane_of(prompt_tokens, task.max_new_tokens)
         return _Waiting(
             number, f"{self._name}:{number}", lane, kind_of(run.recipe, task.dataset, lane.value), prompt_tokens,
-            task.max_new_tokens, tuple(others or may), asyncio.get_running_loop().create_future(),
+            task.max_new_tokens, avoid, asyncio.get_running_loop().create_future(),
         )  # fmt: skip
+
+    def _may(self, run: RunManifest, waiting: _Waiting) -> str:
+        """Which endpoints may take it now, "1" or "0" for each: they come, go and return while it waits."""
+        able = run.endpoints_for(waiting.prompt_tokens, waiting.allowance) or run.endpoints
+        others = [url for url in able if url != waiting.avoid]
+        if any(not self._endpoints.is_open(url) for url in others):
+            able = others
+        return "".join("1" if url in able else "0" for url in run.endpoints)
 
     def release(self, lease: Lease) -> None:
         """Give a share back; the next decision may use it."""
@@ -161,11 +167,13 @@ class Admission:
         if self._manifest is not None:
             room.run = await self._manifest(room.run.run_id) or room.run
         run, urls = room.run, room.run.endpoints
+        if all(map(self._endpoints.is_open, urls)):
+            return _POLL_DOWN_SECONDS
         names = [EndpointKeys(endpoint_key(url)) for url in urls]
         answer = await self._courier.script(
             "lease",
             [keys.EPOCH, keys.EXPECTED, *(key for n in names for key in lease_keys(n))],
-            [HOLD_TTL_MS, SETTLE_MS, len(urls), *self._ceilings(run), *_requests(asked, urls)],
+            [HOLD_TTL_MS, SETTLE_MS, len(urls), *self._ceilings(run), *self._requests(run, asked)],
         )
         settling, now_ms, *places = answer
         for waiting, place in zip(asked, places, strict=True):
@@ -174,10 +182,10 @@ class Admission:
         granted = sum(map(bool, places))
         room.ask = min(_ASK_MOST, room.ask * 2) if granted == len(asked) else max(_ASK_LEAST, granted * 2)
         if settling > 0:
-            return min(settling / 1000, _POLL_DOWN_SECONDS)
+            return min(settling / 1000, 1.0)
         if granted == len(asked):
             return 0.0 if any(room.lanes.values()) else None
-        return _POLL_DOWN_SECONDS if all(map(self._endpoints.is_open, urls)) else _POLL_SECONDS
+        return _POLL_SECONDS
 
     def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
         lease = Lease(waiting.lease_id, url, endpoint, str(waiting.share(now_ms)))
@@ -186,6 +194,16 @@ class Admission:
             self._holdings.release(lease)
         else:
             waiting.future.set_result(lease)
+
+    def _requests(self, run: RunManifest, asked: list[_Waiting]) -> list[str | int]:
+        return [
+            word
+            for w in asked
+            for word in (
+                w.lease_id, w.lane.value, w.prompt_tokens, w.allowance, w.kind, self._may(run, w),
+                "1" if w.urgent() else "0",
+            )
+        ]  # fmt: skip
 
     def _ceilings(self, run: RunManifest) -> list[int]:
         """Five words for each endpoint; a server's own running limit is given a few more, which wait for their turn."""
@@ -204,14 +222,3 @@ class Admission:
 def lease_keys(names: EndpointKeys) -> list[str]:
     """The keys of an endpoint that lease.lua decides by, in its order."""
     return [names.leases, names.lease_info, names.open, names.control, names.reserved]
-
-
-def _requests(asked: list[_Waiting], urls: list[str]) -> list[str | int]:
-    return [
-        word
-        for w in asked
-        for word in (
-            w.lease_id, w.lane.value, w.prompt_tokens, w.allowance, w.kind,
-            "".join("1" if url in w.may else "0" for url in urls), "1" if w.urgent() else "0",
-        )
-    ]  # fmt: skip

@@ -20,6 +20,7 @@ from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
 from workers.observer import Observer
+from workers.watch import Watch
 
 log = logging.getLogger(__name__)
 _MANIFEST_SECONDS = 5.0
@@ -49,12 +50,13 @@ class WorkerContext:
         self.endpoints = Endpoints(self.courier, self.client, ourselves)
         self.admission = Admission(self.courier, self.holdings, self.endpoints, ourselves, self.run)
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, ourselves)
+        self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []
 
     async def start(self) -> None:
-        """Start the loops: heartbeat, admission, endpoints, observer."""
+        """Start the loops: heartbeat, admission, endpoints, observer, watch."""
         self._loops = [
             asyncio.create_task(coroutine, name=name)
             for name, coroutine in (
@@ -62,6 +64,7 @@ class WorkerContext:
                 ("admission", self.admission.run_forever()),
                 ("endpoints", self.endpoints.run_forever()),
                 ("observer", self.observer.run_forever()),
+                ("watch", self.watch.run_forever()),
             )
         ]
         for task in self._loops:
@@ -78,7 +81,6 @@ class WorkerContext:
         manifest = RunManifest.model_validate_json(data)
         self._runs[run_id] = (time.monotonic(), manifest)
         self.endpoints.use(manifest)
-        self.observer.use(manifest)
         return manifest
 
     async def drain(self) -> None:
@@ -100,7 +102,7 @@ class WorkerContext:
         """End the loops and connections."""
         for task in self._loops:
             task.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await asyncio.gather(*self._loops, self.endpoints.close(), return_exceptions=True)
         await self.courier.command("HDEL", keys.WORKER_INFO, self.settings.name)
         await self.client.aclose()
         await self.courier.close()

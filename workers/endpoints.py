@@ -1,30 +1,47 @@
 """What this worker knows of endpoints: what they said of themselves, and whether their breaker is open.
 
-The breaker's state lies in Redis and is shared by all workers and runs; lease.lua grants nothing at an open endpoint.
-An endpoint that refuses or resets is left alone and probed; it is used again when a real generation comes back.
+The breaker's state lies in Redis and is shared by all workers and runs (app/store/breaker.py). An endpoint that
+refuses, resets or stalls is left alone and probed, by one worker for all; it is used again when a real generation comes
+back. What it says of its health is evidence, never the verdict: only a generation proves that it works.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import orjson
 
 from app.manifest import RunManifest, drift, guarded
-from app.sglang.client import Readiness, SGLangClient
+from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault, FaultKind
-from app.sglang.wire import EndpointInfo
+from app.sglang.wire import EndpointInfo, Readiness
+from app.store.breaker import Breaker, Why, closing, opening, parse_breaker
 from app.store.courier import Courier
 from app.store.keys import EndpointKeys
 from app.urls import endpoint_key
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
-_PROBE_TTL_MS = 30_000
-_PROBE_SECONDS = (0.5, 1.0, 2.0, 3.0)
-_TRY_SECONDS = _PROBE_TTL_MS / 1000 - 5
+_TRY_SECONDS = 25.0
+_PROBE_TTL_MS, _TRIAL_TTL_MS = 6000, 45_000  # a look at it; a trial, and asking who it is
+_PROBE_SECONDS = (0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.5)
+_READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
+#: A server that was told to stop ends within 5 s of its last request; one that says so and stays is lying.
+_LINGER_SECONDS = 15.0
 _SAYS_NOTHING_ABOUT_HEALTH = (FaultKind.QUEUE_FULL, FaultKind.LOCAL_RESOURCES, FaultKind.BAD_IDS, FaultKind.TOO_LONG,
                               FaultKind.REFUSED)  # fmt: skip
+#: Who loses these together with others was a bystander.
+_LOST_TOGETHER = (FaultKind.RESET, FaultKind.DISCONNECTED, FaultKind.ABORTED)
+
+
+@dataclass(slots=True)
+class _Check:
+    """One look at an endpoint, for all whose requests failed there meanwhile."""
+
+    task: asyncio.Task
+    losses: int = 0
 
 
 class Endpoints:
@@ -32,18 +49,25 @@ class Endpoints:
 
     def __init__(self, courier: Courier, client: SGLangClient, name: str):
         self._courier, self._client, self._name = courier, client, name
+        self._manifests: dict[str, RunManifest] = {}
         self._runs: dict[str, RunManifest] = {}  # url → a run that uses it (for the canary's parameters)
         self._info: dict[str, EndpointInfo] = {}
         self._problems: dict[str, Fault] = {}
-        self._open: set[str] = set()
+        self._open: dict[str, Breaker] = {}
         self._served_at: dict[str, float] = {}
-        self._checks: dict[str, asyncio.Task] = {}
+        self._checks: dict[str, _Check] = {}
         self._probes: dict[str, asyncio.Task] = {}
+        self._idle_since: dict[str, float] = {}  # of those that say that they are leaving
 
     def use(self, run: RunManifest) -> None:
-        """Learn the endpoints of a run."""
-        for url in run.endpoints:
-            self._runs[url] = run
+        """Learn the endpoints of a run as they are now; those that no run has any more are forgotten."""
+        self._manifests[run.run_id] = run
+        self._runs = {url: one for one in self._manifests.values() for url in one.endpoints}
+
+    @property
+    def urls(self) -> Iterable[str]:
+        """The endpoints of all runs."""
+        return list(self._runs)
 
     def info(self, url: str) -> EndpointInfo | None:
         """What the endpoint said of itself; None until it was asked."""
@@ -51,12 +75,17 @@ class Endpoints:
 
     async def known(self, url: str) -> EndpointInfo:
         """What the endpoint said of itself, asked now if it was never asked. Raises Fault if it can't be used."""
-        if url not in self._info:
+        if url not in self._info and url in self._runs:
             self._start(url, self._learn(url))
             await asyncio.shield(self._probes[url])
         if url not in self._info:
-            raise self._problems.get(url) or Fault(FaultKind.UNAVAILABLE, f"{url} cannot be used now")
+            problem = self._problems.get(url) or Fault(FaultKind.UNAVAILABLE, f"{url} cannot be used now")
+            raise problem if not problem.chargeable else Fault(FaultKind.UNAVAILABLE, problem.detail, url=url)
         return self._info[url]
+
+    def breaker(self, url: str) -> Breaker | None:
+        """The breaker if it was open when last looked at."""
+        return self._open.get(url)
 
     def is_open(self, url: str) -> bool:
         """Whether the breaker was open when last looked at."""
@@ -73,38 +102,51 @@ class Endpoints:
         """
         if fault.kind in _SAYS_NOTHING_ABOUT_HEALTH:
             return self._served_at.get(url, 0.0) > started_at
+        if fault.kind is FaultKind.STALLED or url not in self._runs:  # opened before it was given up; or removed
+            return False
         self._info.pop(url, None)  # whoever answers there next may be somebody else: asked before anything is sent
+        if url in self._open:  # known, and probed
+            return False
         if fault.kind is FaultKind.UNREACHABLE:
             await self.open(url, fault.detail)
             return False
         check = self._checks.get(url)
         if check is None:
-            check = self._checks[url] = asyncio.create_task(self._check(url, fault))
-            check.add_done_callback(lambda _: self._checks.pop(url, None))
-        return await asyncio.shield(check)
+            check = self._checks[url] = _Check(asyncio.create_task(self._check(url, fault)))
+            check.task.add_done_callback(lambda _: self._checks.pop(url, None))
+        together = fault.kind in _LOST_TOGETHER
+        check.losses += together
+        return await asyncio.shield(check.task) and not (together and check.losses > 1)
 
     async def look(self) -> None:
         """Once a second: read the shared breakers, ask new endpoints about themselves, probe open ones."""
-        urls = list(self._runs)
+        urls = self.urls
         if not urls:
             return
         states = await asyncio.gather(*(self._courier.command("GET", _keys(url).open) for url in urls))
-        for url, state in zip(urls, states, strict=True):
-            if state is None:
-                if url in self._open:  # another worker found it back; who it is now, we ask ourselves
-                    self._open.discard(url)
+        for url, breaker in zip(urls, map(parse_breaker, states), strict=True):
+            if breaker is None:
+                if self._open.pop(url, None) is not None:  # found back; who it is now, we ask ourselves
                     self._info.pop(url, None)
                 if url not in self._info:
                     self._start(url, self._learn(url))
             else:
-                self._open.add(url)
-                self._start(url, self._probe(url))
+                self._open[url] = breaker
+                if breaker.why is not Why.HELD:
+                    self._start(url, self._probe(url))
 
     async def run_forever(self) -> None:
         """Look every second."""
         while True:
             await self.look()
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def close(self) -> None:
+        """End what looks at endpoints now."""
+        tasks = [*self._probes.values(), *(check.task for check in self._checks.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start(self, url: str, coroutine) -> None:
         if url in self._probes:
@@ -113,44 +155,81 @@ class Endpoints:
         task = self._probes[url] = asyncio.create_task(coroutine)
         task.add_done_callback(lambda _: self._probes.pop(url, None))
 
+    async def readiness(self, url: str) -> Readiness:
+        """What /ready or /health says at once. DRAINING: its 200 was seen by some worker since it last died."""
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                readiness = await self._client.is_ready(url)
+        except TimeoutError:
+            return Readiness.UNKNOWN
+        control = _keys(url).control
+        if readiness is Readiness.READY:
+            await self._courier.command("HSET", control, "ready", 1)
+        elif readiness is Readiness.LOADING and await self._courier.command("HGET", control, "ready") == b"1":
+            return Readiness.DRAINING
+        return readiness
+
     async def _check(self, url: str, fault: Fault) -> bool:
         """Is it the endpoint or the request? One look, one real generation, for all who just failed there."""
-        readiness, problem = await self._try(url)
+        problem = await self._try(url)
         if problem is None:
             await self._learn(url)
             return url in self._info
-        await self.open(url, f"{fault.detail}; then {problem}", loading=readiness is Readiness.LOADING)
+        why, sentence = problem
+        await self.open(url, f"{fault.detail}; then {sentence}", why=why)
         return False
 
-    async def _try(self, url: str) -> tuple[Readiness, str | None]:
-        """Readiness, and what keeps the endpoint from generating (None: nothing does)."""
+    async def _try(self, url: str) -> tuple[Why, str] | None:
+        """What keeps the endpoint from generating; None: nothing does."""
         readiness = Readiness.UNKNOWN
         try:
             async with asyncio.timeout(_TRY_SECONDS):
-                readiness = await self._client.is_ready(url, was_ready=url in self._info)
-                if readiness not in (Readiness.READY, Readiness.UNKNOWN):
-                    return readiness, f"it is {readiness}"
-                run = self._runs[url]
-                await self._client.canary(url, run.sampling, vocab_size=run.output_vocab_size)
-                return readiness, None
-        except Fault as problem:
-            return readiness, problem.detail
+                readiness = await self.readiness(url)
+                if readiness is Readiness.AWAY:
+                    return Why.DIED, "it is away"
+                if readiness is Readiness.DRAINING and not await self._lingers(url):
+                    return Why.LEAVING, "it is leaving"
+                await self._canary(url)
         except TimeoutError:
-            return readiness, f"no generation within {_TRY_SECONDS:g} s"
+            return Why.STALLED, f"no generation within {_TRY_SECONDS:g} s"
+        except Fault as problem:
+            if problem.kind is FaultKind.QUEUE_FULL and readiness is not Readiness.LOADING:  # others keep it busy
+                return None
+            return Why.UNAVAILABLE if problem.pressure else Why.DIED, problem.detail
+        return None
 
-    async def open(self, url: str, evidence: str, *, loading: bool = False, explains: bool = False) -> None:
+    async def _canary(self, url: str) -> None:
+        """One real generation; raises the Fault that prevents it. Whoever leads the probe leads it till then."""
+        run, names = self._runs[url], _keys(url)
+        if url in self._open:
+            await self._lead_probe(url, _TRIAL_TTL_MS)
+        await self._courier.command("HSET", names.control, "trial", 1)
+        try:
+            await self._client.canary(url, run.sampling, vocab_size=run.output_vocab_size)
+        finally:
+            await asyncio.shield(self._courier.command("HDEL", names.control, "trial"))
+
+    async def _lingers(self, url: str) -> bool:
+        """Whether it says that it is leaving, has nothing to do, and does not go: then its word counts no more."""
+        try:
+            loads = await self._client.loads(url)
+        except Fault:
+            return False
+        if loads is not None and (loads.running or loads.waiting):
+            self._idle_since.pop(url, None)
+            return False
+        if time.monotonic() - self._idle_since.setdefault(url, time.monotonic()) < _LINGER_SECONDS:
+            return False
+        del self._idle_since[url]
+        log.warning("health_lies %s: it says that it is leaving, and stays", url)
+        await self._courier.command("HDEL", _keys(url).control, "ready")
+        return True
+
+    async def open(self, url: str, evidence: str, *, why: Why = Why.DIED, explains: bool = False) -> None:
         """Open the breaker for all workers. explains: this evidence says more than that of an open breaker."""
-        self._open.add(url)
         evidence = evidence.replace(f", at {url}", "")  # whoever shows it names the endpoint
-        state = {"since": time.time(), "evidence": evidence, "loading": loading}
-        fresh = await self._courier.command("SET", _keys(url).open, orjson.dumps(state), "NX")
-        if not fresh and explains:
-            known = orjson.loads(await self._courier.command("GET", _keys(url).open) or b"{}")
-            if known.get("evidence") == evidence:
-                return
-            state["since"] = known.get("since", state["since"])
-            await self._courier.command("SET", _keys(url).open, orjson.dumps(state))
-        if fresh or explains:
+        self._open.setdefault(url, Breaker(time.time(), evidence, why))
+        if await self._courier.script(*opening(url, why, evidence, replaces=explains)):
             log.warning("endpoint_open %s: %s", url, evidence)
 
     async def _learn(self, url: str) -> None:
@@ -158,51 +237,47 @@ class Endpoints:
             info = await self._client.info(url)
         except Fault as fault:
             self._problems[url] = fault
-            await self.open(url, fault.detail)
+            if fault.kind is not FaultKind.TIMEOUT:  # busy, perhaps: what it says of itself waits behind its work
+                await self.open(url, fault.detail, why=Why.UNAVAILABLE if fault.pressure else Why.DIED)
             return
         self._problems.pop(url, None)
         if change := drift(self._runs[url].server, guarded(info.identity)):
             sentence = f"it serves something else than this run was started with: {change}"
-            await self.open(url, sentence, explains=True)
+            await self.open(url, sentence, why=Why.DIFFERS, explains=True)
             return
         self._info[url] = info
         await self._courier.command("SET", _keys(url).info, orjson.dumps(info))
 
     async def _probe(self, url: str) -> None:
-        """Probe an open endpoint until it answers a real generation; one worker at a time does so."""
-        attempt = 0
-        while url in self._open:
-            mine = await self._courier.command("SET", _keys(url).probe, self._name, "NX", "PX", _PROBE_TTL_MS)
-            if not mine:
+        """Half-open, again and again: probe until a real generation comes back. One worker does so for all."""
+        for attempt in range(1_000_000_000):
+            breaker = self._open.get(url)
+            if breaker is None or breaker.why is Why.HELD or url not in self._runs:
                 return
-            try:
-                if await self._answers(url):
-                    await self._close(url)
-                    return
-            finally:
-                await self._courier.command("DEL", _keys(url).probe)
+            if not await self._lead_probe(url, _PROBE_TTL_MS):
+                return
+            if await self._answers(url, breaker):
+                self._open.pop(url, None)
+                if await self._courier.script(*closing(url)):
+                    log.warning("endpoint_closed %s: it answers again", url)
+                await self._lead_probe(url, 1)
+                return
             await asyncio.sleep(_PROBE_SECONDS[min(attempt, len(_PROBE_SECONDS) - 1)])
-            attempt += 1
 
-    async def _answers(self, url: str) -> bool:
-        readiness, problem = await self._try(url)
+    async def _lead_probe(self, url: str, ttl_ms: int) -> bool:
+        return bool(await self._courier.script("lead", [_keys(url).probe], [self._name, ttl_ms]))
+
+    async def _answers(self, url: str, breaker: Breaker) -> bool:
+        problem = await self._try(url)
         if problem is None:
             self._info.pop(url, None)
             await self._learn(url)
             return url in self._info
-        log.info("probe_failed %s: %s", url, problem)
-        await self._mark_loading(url, readiness is Readiness.LOADING)
+        why, sentence = problem
+        log.info("probe_failed %s: %s", url, sentence)
+        if why is not breaker.why:
+            await self.open(url, sentence, why=why, explains=True)
         return False
-
-    async def _mark_loading(self, url: str, loading: bool) -> None:
-        state = orjson.loads(await self._courier.command("GET", _keys(url).open) or b"{}")
-        if state and state.get("loading") != loading:
-            await self._courier.command("SET", _keys(url).open, orjson.dumps({**state, "loading": loading}), "XX")
-
-    async def _close(self, url: str) -> None:
-        self._open.discard(url)
-        await self._courier.command("DEL", _keys(url).open)
-        log.warning("endpoint_closed %s: it answers again", url)
 
 
 def _keys(url: str) -> EndpointKeys:

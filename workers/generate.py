@@ -116,7 +116,7 @@ class _Story:
 
     async def _request(self, lease: Lease) -> tuple[Generation, EndpointInfo]:
         info = await self.context.endpoints.known(lease.url)
-        generation = await self.context.client.generate(
+        generation = await self.work.request(self.context.client.generate(
             lease.url,
             self.task.prompt_token_ids,
             {**self.run.sampling, "max_new_tokens": self.task.max_new_tokens},
@@ -125,7 +125,7 @@ class _Story:
             vocab_size=self.run.output_vocab_size,
             limits=info,
             parameters_proven=True,  # every endpoint answered a canary with them before it was used
-        )
+        ))  # fmt: skip
         told = generation.meta_info.get("weight_version")
         if told is not None and info.weight_version is not None and told != info.weight_version:
             raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")

@@ -4,11 +4,17 @@ Invariant: whatever is held here is known to Redis within one heartbeat, even to
 """
 
 import asyncio
+import time
 from collections import defaultdict
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from app.sglang.faults import Fault
 from app.store.courier import Courier
 from app.store.keys import EndpointKeys, RunKeys
+
+Result = TypeVar("Result")
 
 HEARTBEAT_SECONDS = 5.0
 #: A dead worker's claims and leases end after this long: before its messages return.
@@ -37,10 +43,32 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A claim being worked on: the asyncio task, and its lease while a request is at an endpoint."""
+    """A claim being worked on: the asyncio task, its lease while a request is at an endpoint, and that request."""
 
     task: asyncio.Task
     lease: Lease | None = None
+    sent_at: float = 0.0  #: time.monotonic() of the request
+    given_up: Fault | None = None
+    _request: asyncio.Future | None = None
+
+    async def request(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for a request, which others may give up meanwhile. Raises what it raises, or the Fault they give."""
+        self.given_up, self.sent_at = None, time.monotonic()
+        self._request = asyncio.ensure_future(coroutine)
+        try:
+            return await self._request
+        except asyncio.CancelledError:
+            if self.given_up is None or self.task.cancelling():
+                raise
+            raise self.given_up from None
+        finally:
+            self._request = None
+
+    def give_up(self, fault: Fault) -> None:
+        """End the request, if one is out: it is aborted at the endpoint, and fails with this fault."""
+        if self._request is not None and self.given_up is None:
+            self.given_up = fault
+            self._request.cancel()
 
 
 class Holdings:

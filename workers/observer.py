@@ -7,6 +7,7 @@ and after ten seconds counts as 1 at most.
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -26,6 +27,7 @@ from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault
 from app.sglang.wire import Generation, Loads
 from app.store import keys
+from app.store.breaker import Why
 from app.store.courier import Courier
 from app.store.keys import EndpointKeys
 from app.urls import endpoint_key
@@ -34,12 +36,13 @@ from workers.holdings import Holdings, Lease
 
 log = logging.getLogger(__name__)
 _LEARN_SECONDS = 1.0
+_AWAY_TICKS = 8
 _LEAD_MS = 3000
 _RECALL_MS = 2000
 _LENGTHS_TTL_SECONDS = 30 * 24 * 3600
 _FADE = 0.98  # of what finished answers say of the pace, per look: about ten seconds count
 _SMOOTHING = 0.3
-_COUNTERS = ("done_tokens", "done_ms", "done", "retractions", "refusals")
+_COUNTERS = ("done_tokens", "done_ms", "done", "retractions", "refusals", "opens")
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class Observer:
     def __init__(self, courier: Courier, client: SGLangClient, endpoints: Endpoints, holdings: Holdings, name: str):
         self._courier, self._client, self._endpoints = courier, client, endpoints
         self._holdings, self._name = holdings, name
-        self._urls: dict[str, asyncio.Task | None] = {}
+        self._looks: dict[str, asyncio.Task] = {}
         self._seen: dict[str, _Seen] = {}
         self._counts: dict[tuple[str, str], int] = defaultdict(int)  # (HASH, field) → to be added in Redis
 
@@ -82,24 +85,22 @@ class Observer:
         """The endpoint's own queue was full (503)."""
         self._counts[EndpointKeys(lease.endpoint).control, "refusals"] += 1
 
-    def use(self, run: RunManifest) -> None:
-        """Observe the endpoints of a run."""
-        for url in run.endpoints:
-            self._urls.setdefault(url, None)
-
     async def run_forever(self) -> None:
-        """Look at each endpoint four times a second; one that hangs holds up no other."""
+        """Look at each endpoint four times a second, at one that is away seldom; one that hangs holds up no other."""
         learner = asyncio.create_task(self._learn_forever())
         try:
-            while not learner.done():
+            for tick in itertools.count():
+                if learner.done():
+                    break
                 self._flush()
-                for url, task in self._urls.items():
-                    if task is None or task.done():
-                        self._urls[url] = asyncio.create_task(self._look(url))
+                for url in self._endpoints.urls:
+                    done = url not in self._looks or self._looks[url].done()
+                    if done and (tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
+                        self._looks[url] = asyncio.create_task(self._look(url))
                 await asyncio.sleep(controller.LOOK_SECONDS)
             learner.result()
         finally:
-            for task in [learner, *filter(None, self._urls.values())]:
+            for task in [learner, *self._looks.values()]:
                 task.cancel()
 
     def _flush(self) -> None:
@@ -129,7 +130,7 @@ class Observer:
         idle, seen.skip = seen.skip > 0, seen.skip - 1
         if idle:
             return
-        loads = await self._loads(url)
+        loads = None if self._endpoints.is_open(url) else await self._loads(url)
         shares, control, state, opened, clock = await asyncio.gather(
             self._courier.command("HGETALL", names.lease_info),
             self._courier.command("HGETALL", names.control),
@@ -161,7 +162,7 @@ class Observer:
         recall = self._to_recall(controller.overflow_tokens(state, observation), held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
-        seen.skip = 3 if not held and not observation.wanted else 0
+        seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
         seen.at_ms = now_ms
         figures = {
             "f": f"{limits.f:.4f}", "rate": f"{rate:.6f}", "foreign": round(seen.foreign), "requests": limits.requests,
@@ -188,7 +189,8 @@ class Observer:
             "throughput": loads.gen_throughput, "stale_seconds": _stale_seconds(seen, loads),
         }  # fmt: skip
         return controller.Observation(
-            open=opened, leases=leases, wanted=int(control.get("wanted", 0)) > seen.at_ms > 0,
+            open=opened or fresh["opens"] > 0, died=Why(control.get("why", b"died").decode()).is_death,
+            leases=leases, wanted=int(control.get("wanted", 0)) > seen.at_ms > 0,
             kv_tokens=(loads and loads.capacity_tokens) or (info and info.kv_tokens) or None,
             retractions=fresh["retractions"], refusals=fresh["refusals"],
             generation_seconds=pace["done_ms"] / pace["done"] / 1000 if pace["done"] else 10.0, **told,
@@ -224,7 +226,9 @@ class Observer:
         allowance: dict[str, int] = defaultdict(int)
         clock = await self._courier.command("TIME")
         now_ms = int(clock[0]) * 1000 + int(clock[1]) // 1000
-        for url in list(self._urls):
+        for url in self._endpoints.urls:
+            if self._endpoints.is_open(url):
+                continue
             names = EndpointKeys(endpoint_key(url))
             shares, rate = await asyncio.gather(
                 self._courier.command("HVALS", names.lease_info), self._courier.command("HGET", names.control, "rate")

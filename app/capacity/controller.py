@@ -35,7 +35,8 @@ _SETTLE_LEAST_SECONDS, _SETTLE_MOST_SECONDS = 2.0, 120.0
 class Observation:
     """One look at an endpoint; tokens are KV tokens. None: it does not tell."""
 
-    open: bool = False  #: its breaker
+    open: bool = False  #: its breaker, now or since the last look
+    died: bool = True  #: it opened because the endpoint failed, not because it is loading, leaving or held
     leases: int = 0  #: requests that all workers have there
     wanted: bool = False  #: somebody was refused a lease for lack of room since the last look
     running: int | None = None
@@ -88,7 +89,7 @@ class Ceilings:
 def observe(state: State, seen: Observation, now: float) -> State:
     """The next state after one look."""
     if seen.open:
-        return _died(state, now) if state.up else state
+        return _down(state, seen, now) if state.up else state
     if not state.up:
         state = dataclasses.replace(state, up=True, up_at=now, changed_at=now, fullest=0.0, queue_ceiling=-1)
     state = _levels(state, seen)
@@ -103,7 +104,8 @@ def ceilings(state: State, now: float) -> Ceilings:
     if state.death_requests:
         share = DEATH_SHARE * 2 ** ((now - state.died_at) / DEATH_HALF_LIFE_SECONDS)
         requests, tokens = max(1, int(state.death_requests * share)), int(state.death_tokens * share)
-    if state.up_at is not None and (up := now - state.up_at) < SLOW_START_SECONDS:
+    up = 0.0 if not state.up else SLOW_START_SECONDS if state.up_at is None else now - state.up_at
+    if up < SLOW_START_SECONDS:
         slow = int(SLOW_START_REQUESTS * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
         requests = slow if requests < 0 else min(requests, slow)
     if state.queue_ceiling >= 0:
@@ -156,9 +158,9 @@ def _queue_ceiling(state: State, seen: Observation) -> int:
     return (seen.running or 0) + QUEUE_AIM if (seen.waiting or 0) > QUEUE_AIM else -1
 
 
-def _died(state: State, now: float) -> State:
+def _down(state: State, seen: Observation, now: float) -> State:
     state = dataclasses.replace(state, up=False)
-    if state.level_requests < max(2, _ATTRIBUTABLE * state.most_requests):
+    if not seen.died or state.level_requests < max(2, _ATTRIBUTABLE * state.most_requests):
         return state
     full = state.fullest > USE_AIM
     return dataclasses.replace(

@@ -14,8 +14,8 @@ import click
 from click.core import ParameterSource
 
 from app import __version__
-from app.cli import advice_commands, offline_commands
-from app.cli.options import Urls, api_key_option, json_flag, option, options, redis_option
+from app.cli import advice_commands, fleet_commands, offline_commands
+from app.cli.options import Urls, api_key_option, change_options, json_flag, option, options, redis_option
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
@@ -120,6 +120,7 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
 
 @cli.command()
 @run_options
+@change_options
 def run(**values: Any) -> int:
     """Take datasets through SGLang into training data; the same command again resumes.
 
@@ -127,6 +128,8 @@ def run(**values: Any) -> int:
     headrace run prompts.jsonl --endpoint http://localhost:30000 --tokenizer /models/teacher --out out
     headrace run B1=a.jsonl B2=b.parquet --endpoint http://gpu1:30000 --endpoint http://gpu2:30000 \\
              --tokenizer /models/teacher --max-new-tokens 8192 --temperature 0.6 --out out
+    headrace run prompts.jsonl --endpoint http://gpu1:30000 --tokenizer /models/teacher --out out \\
+             --on-down 'ssh gpu1 systemctl restart sglang' --on-up 'echo "$HEADRACE_ENDPOINT is back" | mail me'
     """
     from app.cli.run import run_command
 
@@ -195,15 +198,17 @@ def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ..
 @cli.command()
 @click.argument("out", type=click.Path(path_type=Path))
 @redis_option
-def collect(out: Path, redis: str | None) -> int:
+@change_options
+def collect(out: Path, redis: str | None, on_down: str | None, on_up: str | None) -> int:
     """The collector: the one process that writes the files of the run in OUT.
 
     \b
     headrace collect out --redis redis://box:6379/0
+    headrace collect out --redis redis://box:6379/0 --on-down './restart.sh "$HEADRACE_ENDPOINT"'
     """
     from app.cli.run import collect_command
 
-    return collect_command(out, redis)
+    return collect_command(out, redis, on_down, on_up)
 
 
 @cli.command()
@@ -253,6 +258,7 @@ def simulate(port: int, host: str, config: str | None, faults: str | None) -> in
     return simulate_command(host, port, config, faults)
 
 
+fleet_commands.add_to(cli)
 offline_commands.add_to(cli)
 advice_commands.add_to(cli)
 

@@ -42,3 +42,7 @@ def options(*decorators):
 redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
 api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
 json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+change_options = options(
+    option("--on-down", metavar="CMD", help="Run this once when an endpoint is lost; see docs/operating/endpoints.md."),
+    option("--on-up", metavar="CMD", help="Run this once when it is back."),
+)

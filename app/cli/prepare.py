@@ -34,15 +34,17 @@ from app.manifest import (
     write_run_file,
 )
 from app.offline.switch import finish_switch
-from app.preflight import survey
+from app.preflight import LOADING, survey
 from app.rundir import RAW, RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
 from app.sglang.sampling import sampling_body
 from app.sglang.tool_dump import tool_form
 from app.sglang.wire import EndpointInfo
+from app.store.breaker import Why, closing, opening
 from app.store.connection import connect, translated
 from app.store.keys import RUNS, EndpointKeys, RunKeys
+from app.store.scripts import call
 from app.tokenization import Renderer, RenderOptions
 from app.urls import endpoint_key, normalise
 from producers.inputs import Dataset, describe, parse_inputs, with_digest
@@ -302,11 +304,11 @@ def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict, server:
     for url, info in found.items():
         trouble = info if isinstance(info, str) else drift(server, guarded(info.identity))
         if trouble:
-            state = {"since": datetime.now(UTC).timestamp(), "evidence": trouble, "loading": False}
-            client.set(EndpointKeys(endpoint_key(url)).open, json.dumps(state), nx=True)
+            why = Why.UNAVAILABLE if info == LOADING else Why.DIED if isinstance(info, str) else Why.DIFFERS
+            call(client, *opening(url, why, trouble))
             log.warning("endpoint_open %s: %s", url, trouble)
         else:
-            client.delete(EndpointKeys(endpoint_key(url)).open)
+            call(client, *closing(url))
 
 
 def _guard_model(prepared: Prepared, found: dict[str, EndpointInfo | str]) -> RunFile:

@@ -1,5 +1,6 @@
 """The commands that do the work: run, enqueue, produce, worker, collect. Each only puts the parts together."""
 
+import math
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from app.cli.changes import OnChange
 from app.cli.limits import limits_sentence, slots_within_limits
 from app.cli.logs import log_to
 from app.cli.talk import say, show
@@ -24,6 +26,7 @@ from app.settings import json_option, load_settings, settings_of
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
+    on_change = OnChange(values.pop("on_down", None), values.pop("on_up", None))
     settings = checked(values)  # before the imports below: a wrong option is told at once
     if dry:
         return _dry_run(settings)
@@ -46,7 +49,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
         with View(line_seconds) as view:
-            supervisor = Supervisor(prepared, view, held, api_key)
+            supervisor = Supervisor(prepared, view, held, api_key, on_change)
             code = supervisor.run()
         record_digests(prepared.rundir)
         show(render_table(supervisor.final))
@@ -169,7 +172,7 @@ def worker_command(
     )  # fmt: skip
 
 
-def collect_command(out: Path, redis_url: str | None) -> int:
+def collect_command(out: Path, redis_url: str | None, on_down: str | None = None, on_up: str | None = None) -> int:
     """`headrace collect`: under the writer lock, until told to stop."""
     from app.cli.inspect import existing_run
     from app.offline.switch import finish_switch
@@ -190,9 +193,28 @@ def collect_command(out: Path, redis_url: str | None) -> int:
             check(client := connect(redis_url), redis_url)
         collector = Collector(rundir, client, run_file.run_id, filters)
         collector.stopping, collector.refuse_if_lost = stop, held.refuse_if_lost
+        if on_down or on_up:
+            _heed_changes(rundir, redis_url, run_file.run_id, OnChange(on_down, on_up), stop)
         say(f"writing the files of {out} until it is stopped (SIGTERM)")
         collector.run()
     return OK
+
+
+def _heed_changes(rundir: RunDir, redis_url: str, run_id: str, wanted: OnChange, stop: threading.Event) -> None:
+    """Beside the collector, in a thread: it sleeps nearly always, and the files wait for no command."""
+    from app.cli.changes import ChangeCommands
+    from app.store.connection import connect
+    from app.store.fleet import run_at
+
+    client = connect(redis_url)
+    commands = patient(lambda: ChangeCommands(client, wanted, rundir.logs / "commands.log", say))
+
+    def heed() -> None:
+        while not stop.wait(1.0):
+            run = patient(lambda: run_at(client, run_id), math.inf)
+            commands.heed(run.endpoints if run else [])
+
+    threading.Thread(target=heed, name="changes", daemon=True).start()
 
 
 def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> Held:

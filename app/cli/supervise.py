@@ -15,6 +15,7 @@ from typing import Any
 
 import redis
 
+from app.cli.changes import NOTHING, ChangeCommands, OnChange
 from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.view import View
@@ -38,6 +39,7 @@ from app.lock import Held
 from app.manifest import RunManifest
 from app.store.connection import AWAY, check, connect
 from app.store.embedded import PrivateServer
+from app.store.fleet import run_at
 from app.store.holders import forget_all, forget_worker
 from app.store.live import RunNow, look
 from app.store.names import worker_name
@@ -61,6 +63,7 @@ class Supervisor:
     view: View
     lock: Held
     api_key: object = None
+    on_change: OnChange = NOTHING
     wanted_stops: int = 0  #: 1: drain, 2: at once
     final: dict[str, Any] | None = None  #: the inventory of a complete run
     _server: PrivateServer | None = None
@@ -71,6 +74,7 @@ class Supervisor:
     _done_at: float = 0.0
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
+    _commands: ChangeCommands | None = None
     _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
@@ -117,6 +121,8 @@ class Supervisor:
         check(self._client, self._url)
         if self._server is not None:
             forget_all(self._client)
+        log_path = self.prepared.rundir.logs / "commands.log"
+        self._commands = ChangeCommands(self._client, self.on_change, log_path, self.view.say)
 
     def _start_children(self) -> None:
         out, settings = str(self.prepared.rundir.out), self.prepared.settings
@@ -149,6 +155,7 @@ class Supervisor:
                     raise _halted(now.halt)
                 if self._stopped():
                     raise Incomplete("Stopped with rows pending; the same command resumes.")
+                self._commands.heed(self._manifest.endpoints)
                 self._revive()
                 self._now_and_then()
                 time.sleep(_LOOK_SECONDS)
@@ -180,6 +187,7 @@ class Supervisor:
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
+            self._manifest = run_at(self._client, self._manifest.run_id) or self._manifest
             return look(self._client, self._manifest.run_id, names, self._manifest.endpoints)
         except AWAY:
             return None

@@ -39,6 +39,7 @@ class FaultKind(StrEnum):
     RESET = "reset"
     DISCONNECTED = "disconnected"
     TIMEOUT = "timeout"
+    STALLED = "stalled"
     GATEWAY = "gateway"
     SERVER_ERROR = "server_error"
     GIVEN_UP = "given_up"
@@ -91,6 +92,7 @@ VERDICTS: dict[FaultKind, Verdict] = {
     FaultKind.RESET: Verdict("the connection was reset", _ENDPOINT, reached=True, chargeable=True),
     FaultKind.DISCONNECTED: Verdict("the connection closed before the whole answer was here", _ENDPOINT, reached=True, chargeable=True),  # noqa: E501
     FaultKind.TIMEOUT: Verdict("no answer within the time allowed for it", _ENDPOINT, reached=True, chargeable=True),
+    FaultKind.STALLED: Verdict("the endpoint fell silent with it in hand", _ENDPOINT, reached=True),
     FaultKind.GATEWAY: Verdict("a proxy got no answer from the server behind it", _ENDPOINT, reached=True, chargeable=True),  # noqa: E501
     FaultKind.SERVER_ERROR: Verdict("the server failed over it", _ENDPOINT, reached=True, chargeable=True),
     FaultKind.GIVEN_UP: Verdict("the server's own time limit ended it", _ENDPOINT, reached=True, chargeable=True),

@@ -22,6 +22,8 @@ RUNS = PREFIX + "runs"
 WORKER_INFO = PREFIX + "worker-info"
 #: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
+#: STREAM of losses of endpoints and their ends (app/store/breaker.py), the last thousand. Owner: the breaker's scripts.
+CHANGES = PREFIX + "changes"
 #: STRING with expiry: the worker that learns lengths now.
 LEARNER = PREFIX + "learner"
 
@@ -103,7 +105,7 @@ class EndpointKeys:
 
     @property
     def open(self) -> str:
-        """STRING, JSON {since, evidence, loading}: the breaker is open. Absent: closed."""
+        """STRING, JSON {since, evidence, why, told}: the breaker is open (app/store/breaker.py). Absent: closed."""
         return self._key("open")
 
     @property
@@ -112,13 +114,25 @@ class EndpointKeys:
         return self._key("probe")
 
     @property
+    def watch(self) -> str:
+        """STRING with expiry: the one worker that watches for stalls and leave-taking now."""
+        return self._key("watch")
+
+    @property
+    def lost(self) -> str:
+        """STRING with expiry, milliseconds of Redis TIME: answers to leases granted before are lost."""
+        return self._key("lost")
+
+    @property
     def info(self) -> str:
         """STRING, JSON of what the endpoint said of itself. Owner: whoever last asked it."""
         return self._key("info")
 
     @property
     def control(self) -> str:
-        """HASH: what lease.lua decides by (f, rate, foreign, ceilings) and what the observer is told (counters)."""
+        """HASH: what lease.lua decides by (f, rate, foreign, ceilings), what the observer is told (counters), and its
+        health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a canary is out), `silence`.
+        """
         return self._key("control")
 
     @property
@@ -140,3 +154,9 @@ class EndpointKeys:
     def recalled(self) -> str:
         """STRING with expiry: ids of leases whose holders take their requests back, before the pool is full."""
         return self._key("recalled")
+
+    @property
+    def all(self) -> list[str]:
+        """Everything that is known of it."""
+        return [self.leases, self.lease_info, self.open, self.probe, self.watch, self.lost, self.info, self.control,
+                self.reserved, self.learned, self.observer, self.recalled]  # fmt: skip

@@ -8,6 +8,7 @@ import redis
 
 from app.capacity.share import parse_share
 from app.lanes import Lane
+from app.store.breaker import Why, parse_breaker
 from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 
@@ -19,7 +20,9 @@ class EndpointNow:
     url: str
     open_since: float | None  #: Unix time; None: closed
     evidence: str
-    loading: bool
+    state: str  #: closed, open, half-open (a trial is under way), or drained (by a person)
+    why: str  #: of an open one: app.store.breaker.Why
+    model: str  #: as it says itself
     requests: int  #: leases held
     tokens: int  #: KV tokens they hold by now, about
     kv_tokens: int | None  #: what it can hold
@@ -78,18 +81,26 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
 def _endpoint(
     url: str, now_ms: int, opened: bytes | None, shares: list[bytes], info: bytes | None, control: dict[bytes, bytes]
 ) -> EndpointNow:
-    state = orjson.loads(opened) if opened else {}
+    breaker = parse_breaker(opened)
     said = orjson.loads(info) if info else {}
     kv_tokens = said.get("max_total_num_tokens")
     rate = float(control.get(b"rate", 0))
     held = [share.prompt_tokens + share.made(now_ms, rate) for share in map(parse_share, shares)]
     return EndpointNow(
-        url=url, open_since=state.get("since"), evidence=state.get("evidence", ""), loading=state.get("loading", False),
+        url=url, open_since=breaker and breaker.since, evidence=breaker.evidence if breaker else "",
+        state=_state(breaker and breaker.why, b"trial" in control), why=breaker.why if breaker else "",
+        model=said.get("served_model_name") or said.get("model") or "",
         requests=len(shares), tokens=round(sum(held)),
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
         f=float(control.get(b"f", 1)), running=_number(control, b"running"), waiting=_number(control, b"waiting"),
         used_tokens=_number(control, b"used"),
     )  # fmt: skip
+
+
+def _state(why: Why | None, trial: bool) -> str:
+    if why is None:
+        return "closed"
+    return "drained" if why is Why.HELD else "half-open" if trial else "open"
 
 
 def _number(control: dict[bytes, bytes], name: bytes) -> int | None:

@@ -122,3 +122,17 @@ def test_the_youngest_are_recalled_before_the_pool_overflows():
     assert to_recall(leases, 500) == ["new"]
     assert to_recall(leases, 3000) == ["new", "middle"]
     assert to_recall(leases, 99_999) == ["new", "middle"]
+
+
+def test_who_leaves_or_loads_is_not_remembered_as_dead():
+    """The same level in flight, no death: no ceiling but that of the slow start."""
+    full = after(replace(ROOM, leases=100, running=100), 10)
+    away = observe(full, Observation(open=True, died=False), 2000.0)
+    assert away.death_requests == 0
+    assert ceilings(away, 3000.0).requests == SLOW_START_REQUESTS
+
+
+def test_while_an_endpoint_is_away_its_ceiling_is_that_of_its_return():
+    """Whoever closes the breaker lets only a few in, before anybody has looked."""
+    away = observe(State(), Observation(open=True), 0.0)
+    assert ceilings(away, 3600.0).requests == SLOW_START_REQUESTS

@@ -1,0 +1,263 @@
+"""Every transition of the breaker on a real Redis, as two workers bring it about on simulated servers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.sglang.client import SGLangClient
+from app.sglang.faults import Fault, FaultKind
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store.breaker import ChangeLog, Why, closing, opening, parse_breaker
+from app.store.courier import Courier
+from app.store.keys import EndpointKeys
+from app.store.scripts import call
+from app.urls import endpoint_key
+from tests.belt import manifest
+from workers.endpoints import Endpoints
+
+CONFIG = SimulatorConfig(output_lengths="fixed", output_mean=8, health_seconds=0.0)
+
+
+@pytest.fixture
+def endpoint():
+    """A server of its own for each test."""
+    with running_simulator(CONFIG) as running:
+        yield running
+
+
+class Pair:
+    """Two workers' knowledge of endpoints, each with connections of its own."""
+
+    def __init__(self, url: str, redis_url: str, client: SGLangClient):
+        self.couriers = [Courier(redis_url) for _ in range(2)]
+        self.workers = [
+            Endpoints(courier, client, f"w{number}@host") for number, courier in enumerate(self.couriers)
+        ]
+        self.url = url
+
+    async def fail(self, kind: FaultKind, times: int = 5) -> list[bool]:
+        """So many requests of each worker fail at once; whether the endpoint served others, each time."""
+        fault = Fault(kind, "it failed")
+        return await asyncio.gather(
+            *(one.after_fault(self.url, fault, 0.0) for one in self.workers for _ in range(times))
+        )
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Both look, as they do once a second, until something is so."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.gather(*(one.look() for one in self.workers))
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def pair(url: str, redis_url: str, **fields) -> AsyncIterator[Pair]:
+    """Both know the endpoint."""
+    async with SGLangClient() as client:
+        both = Pair(url, redis_url, client)
+        try:
+            for one in both.workers:
+                one.use(manifest(url, **fields))
+                await one.known(url)
+            yield both
+        finally:
+            for one in both.workers:
+                await one.close()
+            for courier in both.couriers:
+                await courier.close()
+
+
+def play(endpoint, redis_url: str, story: Callable[[Pair], Awaitable[None]], **fields) -> None:
+    """Tell a story with two workers."""
+
+    async def main() -> None:
+        async with pair(endpoint.url, redis_url, **fields) as both:
+            await story(both)
+
+    asyncio.run(main())
+
+
+def breaker(client, endpoint):
+    """The breaker in Redis."""
+    return parse_breaker(client.get(EndpointKeys(endpoint_key(endpoint.url)).open))
+
+
+def test_refused_connections_open_it_once_for_all(endpoint, redis_client, redis_url):
+    """Ten refusals of two workers: open, one change in the log, nothing charged; the first evidence stays."""
+    log = ChangeLog(redis_client)
+
+    async def story(both: Pair) -> None:
+        endpoint.refuse()
+        assert await both.fail(FaultKind.UNREACHABLE) == [False] * 10
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint).why is Why.DIED
+    assert [(change.is_down, change.evidence) for change in log.new()] == [(True, "it failed")]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.SERVER_ERROR, FaultKind.GATEWAY, FaultKind.TIMEOUT])
+def test_failures_open_it_where_a_generation_fails_too(endpoint, redis_client, redis_url, kind):
+    """Reset, 5xx, timeout: one look and one canary a worker decides, however many requests failed."""
+
+    async def story(both: Pair) -> None:
+        endpoint.faults(internal_error=1.0)
+        before = endpoint.stats()["faults"].get("internal_error", 0)
+        assert await both.fail(kind) == [False] * 10
+        assert endpoint.stats()["faults"]["internal_error"] - before <= 4  # a canary each, and a plain one
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint).why is Why.DIED
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SERVER_ERROR, FaultKind.WRONG_COUNTS])
+def test_failures_leave_it_closed_where_a_generation_succeeds(endpoint, redis_client, redis_url, kind):
+    """The request was to blame: charged."""
+
+    async def story(both: Pair) -> None:
+        assert await both.fail(kind) == [True] * 10
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint) is None
+
+
+def test_connections_lost_together_blame_nobody(endpoint, redis_client, redis_url):
+    """A server that died and was back before anybody looked: none of its bystanders is charged; one alone is."""
+
+    async def story(both: Pair) -> None:
+        assert await both.fail(FaultKind.DISCONNECTED) == [False] * 10
+        assert await both.fail(FaultKind.DISCONNECTED, times=1) == [True] * 2
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint) is None
+
+
+@pytest.mark.parametrize("kind", [FaultKind.REFUSED, FaultKind.TOO_LONG, FaultKind.BAD_IDS, FaultKind.QUEUE_FULL])
+def test_a_rows_400_and_a_full_queue_never_open_it(endpoint, redis_client, redis_url, kind):
+    """Not even looked at: no canary is sent."""
+
+    async def story(both: Pair) -> None:
+        sent = endpoint.stats()["requests"]
+        await both.fail(kind)
+        assert endpoint.stats()["requests"] == sent
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint) is None
+
+
+@pytest.mark.parametrize("health", [{"health": "slow", "health_slow_seconds": 20.0}, {"health": "bad"}])
+def test_health_that_is_slow_or_bad_does_not_open_it(endpoint, redis_client, redis_url, health):
+    """Requests fail, /health is no help, the canary generates: closed."""
+
+    async def story(both: Pair) -> None:
+        endpoint.faults(**health)
+        assert await both.fail(FaultKind.SERVER_ERROR) == [True] * 10
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint) is None
+
+
+def test_good_health_does_not_close_it(endpoint, redis_client, redis_url):
+    """/health says 200 whatever happens, nothing generates: it opens, and stays open until one does."""
+
+    async def story(both: Pair) -> None:
+        endpoint.faults(health="ok", internal_error=1.0)
+        await both.fail(FaultKind.SERVER_ERROR)
+        for _ in range(20):
+            await asyncio.gather(*(one.look() for one in both.workers))
+            await asyncio.sleep(0.05)
+        assert all(one.is_open(both.url) for one in both.workers)
+        endpoint.faults(internal_error=0.0)
+        await both.until(lambda: not any(one.is_open(both.url) for one in both.workers))
+
+    play(endpoint, redis_url, story)
+    assert breaker(redis_client, endpoint) is None
+
+
+def test_loading_is_no_death(endpoint, redis_client, redis_url):
+    """503 on everything: nothing new, but no loss is told, and what was in flight is not held against it."""
+    log = ChangeLog(redis_client)
+
+    async def story(both: Pair) -> None:
+        endpoint.faults(loading=1.0, health="bad")
+        await both.fail(FaultKind.UNAVAILABLE)
+        assert breaker(redis_client, endpoint).why is Why.UNAVAILABLE
+        endpoint.faults(loading=0.0, health="honest")
+        await both.until(lambda: breaker(redis_client, endpoint) is None)
+
+    play(endpoint, redis_url, story)
+    assert list(log.new()) == []
+    assert not Why.UNAVAILABLE.is_death
+
+
+def test_one_canary_over_all_workers_half_opens_and_a_slow_start_follows(endpoint, redis_client, redis_url):
+    """While it is down both probe in turn, never together; back, it gets one generation, then 16 requests at first."""
+    log = ChangeLog(redis_client)
+    control = EndpointKeys(endpoint_key(endpoint.url)).control
+
+    async def story(both: Pair) -> None:
+        endpoint.refuse()
+        await both.fail(FaultKind.UNREACHABLE)
+        sent = endpoint.stats()["requests"]
+        looking = asyncio.create_task(both.until(lambda: breaker(redis_client, endpoint) is None))
+        await asyncio.sleep(1.0)
+        endpoint.accept()
+        await looking
+        assert endpoint.stats()["requests"] - sent == 1
+
+    play(endpoint, redis_url, story)
+    assert redis_client.hget(control, "requests") == b"16"
+    assert [change.is_down for change in log.new()] == [True, False]
+
+
+def test_a_canary_that_hangs_is_not_joined_by_another(endpoint, redis_client, redis_url):
+    """Half-open: while one worker's trial is out, the other sends nothing."""
+
+    async def story(both: Pair) -> None:
+        endpoint.refuse()
+        await both.fail(FaultKind.UNREACHABLE)
+        endpoint.faults(hang=1.0)
+        endpoint.accept()
+        await both.until(lambda: endpoint.stats()["faults"].get("hang", 0) > 0)
+        for _ in range(30):
+            await asyncio.gather(*(one.look() for one in both.workers))
+            await asyncio.sleep(0.02)
+        assert endpoint.stats()["faults"]["hang"] == 1
+        assert redis_client.hget(EndpointKeys(endpoint_key(endpoint.url)).control, "trial") == b"1"
+
+    play(endpoint, redis_url, story)
+
+
+def test_what_a_person_holds_no_worker_closes(endpoint, redis_client, redis_url):
+    """Drained by a person: not probed, whatever else is found; closed by a person alone. No loss is told."""
+    log = ChangeLog(redis_client)
+
+    async def story(both: Pair) -> None:
+        call(redis_client, *opening(both.url, Why.HELD, "drained"))
+        await both.until(lambda: all(one.is_open(both.url) for one in both.workers))
+        sent = endpoint.stats()["requests"]
+        await both.fail(FaultKind.UNREACHABLE)
+        assert not call(redis_client, *opening(both.url, Why.STALLED, "it stalled", replaces=True))
+        assert not call(redis_client, *closing(both.url))
+        for _ in range(10):
+            await asyncio.gather(*(one.look() for one in both.workers))
+        assert breaker(redis_client, endpoint).why is Why.HELD
+        assert endpoint.stats()["requests"] == sent
+        assert call(redis_client, *closing(both.url, held=True))
+
+    play(endpoint, redis_url, story)
+    assert list(log.new()) == []
+
+
+def test_a_loss_is_told_once_also_where_a_milder_reason_came_first(endpoint, redis_client):
+    """leaving → died → stalled → up: one down, one up, in order; `since` is that of the beginning."""
+    log = ChangeLog(redis_client)
+    for why in (Why.LEAVING, Why.DIED, Why.STALLED):
+        call(redis_client, *opening(endpoint.url, why, f"it {why}", replaces=True))
+    call(redis_client, *closing(endpoint.url))
+    call(redis_client, *closing(endpoint.url))
+    down, up = log.new()
+    assert (down.is_down, down.evidence, up.is_down) == (True, "it died", False)
+    assert down.since == up.since
+    assert list(log.new()) == []
