@@ -52,8 +52,9 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
         run = await context.run(run_id)
         if run is None:
             raise HandBack
-        story = _Story(context, run, keys, claim, work, unpack_task(rest[0]))
-        return await story.tell()
+        task = unpack_task(rest[0])
+        work.id = task.id
+        return await _Story(context, run, keys, claim, work, task).tell()
     except BaseException:
         await asyncio.shield(_hand_back(context, keys, claim))
         raise
@@ -86,8 +87,8 @@ class _Story:
             lease = await self.context.admission.lease(self.run, self.task, avoid)
             crash_point("lease_granted")
             attempts += 1
-            self.work.lease = lease
             started_at, started = datetime.now(UTC), time.monotonic()
+            self.work.lease, self.work.sent_at = lease, started
             sent = asyncio.ensure_future(self.context.courier.command("HINCRBY", self.keys.sent, self.task.key, 1))
             try:
                 generation, info = await self._request(lease)

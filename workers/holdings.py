@@ -4,6 +4,7 @@ Invariant: whatever is held here is known to Redis within one heartbeat, even to
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -40,7 +41,9 @@ class Work:
     """A claim being worked on: the asyncio task, and its lease while a request is at an endpoint."""
 
     task: asyncio.Task
+    id: str = ""  #: of the completion, once it is known
     lease: Lease | None = None
+    sent_at: float = 0.0  #: time.monotonic() at which the lease was taken
 
 
 class Holdings:
@@ -50,6 +53,18 @@ class Holdings:
         self._courier = courier
         self.claims: dict[Claim, Work] = {}
         self.leases: dict[str, Lease] = {}
+
+    def oldest(self, now: float) -> dict[str, dict[str, str | float]]:
+        """Per run the request that is longest under way: {id, endpoint, since}. now: what time it is for the reader."""
+        eldest: dict[str, Work] = {}
+        for claim, work in self.claims.items():
+            first = eldest.get(claim.run_id)
+            if work.lease is not None and (first is None or work.sent_at < first.sent_at):
+                eldest[claim.run_id] = work
+        return {
+            run: {"id": work.id, "endpoint": work.lease.url, "since": now - (time.monotonic() - work.sent_at)}
+            for run, work in eldest.items()
+        }  # fmt: skip
 
     async def renew(self) -> None:
         """Assert everything held; work whose claim went to somebody else is cancelled."""

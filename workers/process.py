@@ -57,6 +57,7 @@ def run_worker(settings: WorkerSettings) -> int:
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
+    context.slots = lambda: worker.pool.limit
     threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
         worker.start()

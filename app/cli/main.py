@@ -15,13 +15,13 @@ from click.core import ParameterSource
 
 from app import __version__
 from app.cli import advice_commands, offline_commands
-from app.cli.options import Urls, api_key_option, json_flag, option, options, redis_option
+from app.cli.options import Urls, api_key_option, json_flag, option, options, redis_option, run_id_option
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "verify")  #: what the settings file speaks to
+SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "verify")  #: what the settings file speaks to
 
 
 class Group(click.Group):
@@ -220,6 +220,26 @@ def status(out: Path, redis: str | None, as_json: bool) -> int:
     from app.cli.inspect import status_command
 
     return status_command(out, redis, as_json)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@redis_option
+@run_id_option
+@option("--every", "every_seconds", type=click.FloatRange(0.1, 86_400), metavar="SECONDS",
+        help="Between lines where stdout is no terminal, and with --json (default: 30).")
+@json_flag
+def watch(out: Path | None, redis: str | None, run_id: str | None, every_seconds: float | None, as_json: bool) -> int:
+    """The live view of a run, from any host, until it is complete; Ctrl-C leaves the run alone.
+
+    \b
+    headrace watch out
+    headrace watch --redis redis://box:6379/0
+    headrace watch out --json --every 10 | jq .eta_seconds
+    """
+    from app.cli.watch import watch_command
+
+    return watch_command(out, redis, run_id, as_json, every_seconds)
 
 
 @cli.command()

@@ -42,3 +42,4 @@ def options(*decorators):
 redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
 api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
 json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+run_id_option = option("--run", "run_id", metavar="ID", help="Which run, where a Redis has several.")

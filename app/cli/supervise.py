@@ -18,7 +18,7 @@ import redis
 from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.view import View
-from app.cli.watching import facts_of, live_of, state_of, waiting_for
+from app.cli.watching import facts_of
 from app.errors import (
     INTERNAL,
     OK,
@@ -32,11 +32,11 @@ from app.errors import (
     StorageError,
     UsageError,
 )
-from app.inventory import inventory
 from app.ledger import Ledger
 from app.lock import HEARTBEAT_SECONDS as LOCK_SECONDS
 from app.lock import Held
 from app.manifest import RunManifest
+from app.snapshot import Snapshot, snapshot
 from app.store.connection import AWAY, check, connect
 from app.store.embedded import PrivateServer
 from app.store.holders import forget_all, forget_worker
@@ -138,12 +138,12 @@ class Supervisor:
             while True:
                 self._refuse_lost_directory()
                 now = self._look()
-                shown = self._inventory(ledger, now)
-                self.view.show(shown, now, self._waiting_for(now))
-                if shown["complete"]:
+                seen = self._snapshot(ledger, now)
+                self.view.show(seen)
+                if seen.complete:
                     self._record_servers()
-                    self.final = shown
-                    return SOME_REJECTED if shown["totals"]["rejected"] else OK
+                    self.final = seen.inventory
+                    return SOME_REJECTED if self.final["totals"]["rejected"] else OK
                 if now is not None and now.halt is not None:
                     raise _halted(now.halt)
                 if self._stopped():
@@ -151,13 +151,6 @@ class Supervisor:
                 self._revive()
                 self._touch_lock()
                 time.sleep(_LOOK_SECONDS)
-
-    def _waiting_for(self, now: RunNow | None) -> str:
-        """What the run waits for, in a sentence; "" if for nothing."""
-        out = self.prepared.rundir.out
-        if shutil.disk_usage(out).free < _LEAST_DISK_BYTES:
-            return f"the disk of {out} is full; free some space"
-        return waiting_for(now)
 
     def _refuse_lost_directory(self) -> None:
         if not self.prepared.rundir.run_json.exists():
@@ -179,14 +172,20 @@ class Supervisor:
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
-            return look(self._client, self._manifest.run_id, names, self._manifest.endpoints)
+            return look(self._client, self._manifest.run_id, names)
         except AWAY:
             return None
 
-    def _inventory(self, ledger: Ledger, now: RunNow | None) -> dict[str, Any]:
-        state = "draining" if self.wanted_stops else "waiting" if self._waiting_for(now) else state_of(now)
-        facts = facts_of(self.prepared.rundir, self.prepared.run_file, now, state)
-        return inventory(facts, ledger.counts(), live_of(now, self.view.rate))
+    def _snapshot(self, ledger: Ledger, now: RunNow | None) -> Snapshot:
+        state = "draining" if self.wanted_stops else "running"
+        facts = facts_of(self.prepared.rundir, self.prepared.run_file, state)
+        return snapshot(facts, ledger.counts(), now, self._trouble())
+
+    def _trouble(self) -> str:
+        """What only this host knows to be amiss, in a sentence."""
+        out = self.prepared.rundir.out
+        full = shutil.disk_usage(out).free < _LEAST_DISK_BYTES
+        return f"the disk of {out} is full; free some space" if full else ""
 
     def _stopped(self) -> bool:
         """Whether everything that was asked to end has ended (a run that is out of time asks by itself)."""
