@@ -50,6 +50,7 @@ class Collector:
         self._ledger = Ledger.open(rundir)
         self._put_aside = put_aside(rundir)
         self._reporter = Reporter(rundir, client, self._keys, self._ledger)
+        self._reporter = Reporter(rundir, client, self._keys, lambda: self._ledger.counts())
         self.stopping = threading.Event()
         self.heartbeat: Callable[[], None] = lambda: None  #: renews the writer lock, for other hosts to see
         self._beat_at = 0.0

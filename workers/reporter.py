@@ -2,11 +2,12 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 
 import redis
 
 from app.errors import StorageError
-from app.ledger import DatasetCounts, Ledger
+from app.ledger import DatasetCounts
 from app.lock import holder
 from app.manifest import read_run_file
 from app.records import RejectedRecord, ResponseRecord
@@ -22,8 +23,10 @@ _RATE_SECONDS = 60.0
 class Reporter:
     """Made and used by the collector's thread."""
 
-    def __init__(self, rundir: RunDir, client: redis.Redis, keys: RunKeys, ledger: Ledger):
-        self._rundir, self._client, self._keys, self._ledger = rundir, client, keys, ledger
+    def __init__(
+        self, rundir: RunDir, client: redis.Redis, keys: RunKeys, counts: Callable[[], list[DatasetCounts]]
+    ):
+        self._rundir, self._client, self._keys, self._counts = rundir, client, keys, counts
         run_file = read_run_file(rundir.run_json)
         self._recipe = run_file.recipe_fingerprint if run_file else ""
         self._sums = Sums()
@@ -48,7 +51,7 @@ class Reporter:
             return
         self._told_at = now
         try:
-            counts = self._ledger.counts()
+            counts = self._counts()
             seconds, microseconds = self._client.time()
             at = seconds + microseconds / 1e6
             report = Report(

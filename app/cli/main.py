@@ -21,7 +21,8 @@ from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "verify")  #: what the settings file speaks to
+#: What the settings file speaks to.
+SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "verify")
 
 
 class Group(click.Group):
@@ -91,6 +92,12 @@ run_options = options(
     api_key_option,
 )  # fmt: skip
 
+serve_options = options(
+    option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+           help="Serve metrics for Prometheus there, on loopback (`headrace metrics` does it from elsewhere)."),
+    option("--flower", is_flag=True, help="Start Flower on loopback and say where, with a password of its own."),
+)  # fmt: skip
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="headrace")
@@ -120,6 +127,7 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
 
 @cli.command()
 @run_options
+@serve_options
 def run(**values: Any) -> int:
     """Take datasets through SGLang into training data; the same command again resumes.
 
@@ -240,6 +248,24 @@ def watch(out: Path | None, redis: str | None, run_id: str | None, every_seconds
     from app.cli.watch import watch_command
 
     return watch_command(out, redis, run_id, as_json, every_seconds)
+
+
+@cli.command()
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@redis_option
+@run_id_option
+@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0: any that is free.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0: everywhere.")
+def metrics(out: Path | None, redis: str | None, run_id: str | None, port: int, address: str) -> int:
+    """Every number of a run for Prometheus, from any host; deploy/ has a dashboard and alerts.
+
+    \b
+    headrace metrics out
+    headrace metrics --redis redis://box:6379/0 --address 0.0.0.0
+    """
+    from app.cli.serve import metrics_command
+
+    return metrics_command(out, redis, run_id, address, port)
 
 
 @cli.command()

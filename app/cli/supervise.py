@@ -49,6 +49,7 @@ _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
 _REDIS_PAUSE_SECONDS = 2.0
 _MOST_DEATHS = 20
+_ONLOOKERS = ("metrics", "flower")
 _MOST_INTERNAL = 4  # an error of ours repeats itself
 
 
@@ -67,6 +68,7 @@ class Supervisor:
     _client: redis.Redis | None = None
     _url: str = ""
     _manifest: RunManifest | None = None
+    _given_up: set[str] = field(default_factory=set)
     _touched: float = 0.0
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
@@ -128,6 +130,10 @@ class Supervisor:
                 "worker", "--name", f"{self.prepared.run_file.run_id}-{n}",
                 "--slots", str(settings.slots), "--drain-seconds", str(settings.drain_seconds),
             ]  # fmt: skip
+        if settings.metrics_port is not None:
+            commands["metrics"] = ["metrics", out, "--port", str(settings.metrics_port)]
+        if settings.flower:
+            commands["flower"] = ["flower", out]
         for name, arguments in commands.items():
             log_path = self.prepared.rundir.logs / f"{name}.log"
             self._children[name] = Child(name, arguments, log_path, {"HEADRACE_REDIS": self._url})
@@ -208,7 +214,11 @@ class Supervisor:
                 continue
             if child.name == "producer" and child.ended() == 0:
                 continue
-            _refuse_hopeless(child)
+            if child.name not in _ONLOOKERS:
+                _refuse_hopeless(child)
+            elif child.ended() is not None and child.deaths >= _MOST_INTERNAL:
+                self._give_up(child)
+                continue
             if child.process is not None:
                 self.view.say(f"{child.name} ended; starting it again")
                 self._end_holds(child)
@@ -229,6 +239,11 @@ class Supervisor:
             self._redis_at = time.monotonic() + _REDIS_PAUSE_SECONDS
         else:
             self._redis_deaths = 0
+    def _give_up(self, child: Child) -> None:
+        """Nobody needs it for the run to go on."""
+        if child.name not in self._given_up:
+            self._given_up.add(child.name)
+            self.view.say(f"{child.name} does not stay up, and the run goes on without it: {child.last_words()}")
 
     def _end_holds(self, child: Child) -> None:
         """We saw it die: its tasks need not wait until claims and leases expire."""

@@ -23,18 +23,10 @@ from app.settings import load_settings
 from app.snapshot import COLLECTOR_SECONDS, Snapshot, snapshot
 from app.store.connection import connect, safe_url, translated
 from app.store.embedded import noted_address
-from app.store.live import RunNow, look, runs_at
+from app.store.live import RunNow, histograms, look, runs_at
 from app.store.report import Report
 
 _AGAIN_SECONDS = 2.0
-
-
-class Sight:
-    """A run in sight. Use as a context manager; `take()` as often as you like."""
-
-    def take(self) -> Snapshot:
-        """Everything known now. A Redis that is away is no error."""
-        raise NotImplementedError
 
 
 class _Redis:
@@ -66,12 +58,19 @@ class _Redis:
             self._again_at = time.monotonic() + _AGAIN_SECONDS
             return None
 
+    def histograms(self) -> dict[tuple, float]:
+        """Empty while Redis is away."""
+        try:
+            return histograms(self._client, self._run_id) if self._client is not None else {}
+        except (RedisError, OSError):
+            return {}
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
 
-class Near(Sight):
+class Near:
     """A run whose OUT is on this host."""
 
     def __init__(self, rundir: RunDir, run_file: RunFile, redis_url: str | None):
@@ -88,6 +87,7 @@ class Near(Sight):
             _read_input_again(rundir, self._ledger)
 
     def take(self) -> Snapshot:
+        """Everything known now. A Redis that is away is no error."""
         now = self.redis.look(self._names)
         if now is None or now.report is None or now.at - now.report.at > COLLECTOR_SECONDS:
             self._ledger.catch_up()  # nobody else does
@@ -99,7 +99,7 @@ class Near(Sight):
         self.redis.close()
 
 
-class Far(Sight):
+class Far:
     """A run of which this host has the Redis alone."""
 
     def __init__(self, run_id: str, report: Report, redis_url: str):
@@ -107,6 +107,7 @@ class Far(Sight):
         self.redis = _Redis(run_id, redis_url)
 
     def take(self) -> Snapshot:
+        """Everything known now. A Redis that is away is no error."""
         now = self.redis.look([])
         if now is not None and now.report is not None:
             self._report = now.report
@@ -121,7 +122,10 @@ class Far(Sight):
 
 @contextmanager
 def sight_of(out: Path | None, redis_url: str | None, run_id: str | None = None) -> Iterator[Near | Far]:
-    """A run in sight: by its directory, or by its Redis from any host. Raises UsageError, StorageError."""
+    """A run in sight, to `take()` as often as you like: by its directory, or by its Redis from any host.
+
+    Raises UsageError, StorageError.
+    """
     sight = _far(redis_url, run_id, out) if out is None or not out.exists() else _near(out, redis_url)
     try:
         yield sight

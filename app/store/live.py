@@ -104,6 +104,11 @@ def runs_at(client: redis.Redis) -> dict[str, Report | None]:
     return {run: parse_report(client.get(RunKeys(run).report)) for run in ids}
 
 
+def histograms(client: redis.Redis, run_id: str) -> dict[tuple, float]:
+    """Histograms of what was written, as `app.store.report.Sums` made them. Raises redis errors."""
+    return parse_figures(client.hgetall(RunKeys(run_id).histograms))
+
+
 def look(client: redis.Redis, run_id: str, datasets: Iterable[str] = ()) -> RunNow | None:
     """One look, in two round trips. None if Redis does not know the run. Raises redis errors.
 

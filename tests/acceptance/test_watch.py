@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+import urllib.request
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.embedded import noted_address
@@ -30,6 +32,23 @@ def watch(*words: object) -> subprocess.Popen:
         [sys.executable, "-m", "app.cli.main", "watch", *map(str, words)], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def test_a_scrape_in_mid_run_parses_and_agrees(going):
+    """`headrace metrics OUT`: on loopback, the numbers of the run."""
+    started, _ = going
+    command = [sys.executable, "-m", "app.cli.main", "metrics", str(started.out), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE) as served:
+        try:
+            url = served.stderr.readline().split()[-1]
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                families = {one.name: one for one in text_string_to_metric_families(answer.read().decode())}
+        finally:
+            served.kill()
+    assert url.startswith("http://127.0.0.1:")
+    assert families["headrace_rows"].samples[0].labels == {"dataset": "gsm8k"}
+    assert families["headrace_rows"].samples[0].value == status(started.out)["totals"]["rows"]
+    assert families["headrace_endpoint_up"].samples[0].value == 1
 
 
 def test_near_and_far_see_the_same_run_to_its_end(going):
