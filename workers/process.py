@@ -19,6 +19,7 @@ from celery.exceptions import Reject, SecurityWarning
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
 from app.store.names import SUPERVISOR
+from workers import control  # noqa: F401 - registers our remote control
 from workers.context import WorkerContext, WorkerSettings
 from workers.delivery import Delivery
 from workers.generate import HandBack, generate

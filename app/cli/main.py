@@ -22,7 +22,7 @@ from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
 #: What the settings file speaks to.
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "verify")
+SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify")
 
 
 class Group(click.Group):
@@ -269,6 +269,24 @@ def metrics(out: Path | None, redis: str | None, run_id: str | None, port: int, 
 
 
 @cli.command()
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@redis_option
+@click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True, help="0: any that is free.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0: everywhere.")
+@option("--basic-auth", metavar="USER:PASSWORD", help="Better set HEADRACE_BASIC_AUTH; else one is made up and told.")
+def flower(out: Path | None, redis: str | None, port: int, address: str, basic_auth: str | None) -> int:
+    """Flower on the tasks, lanes and workers of a run, behind a password.
+
+    \b
+    headrace flower out
+    HEADRACE_BASIC_AUTH=me:secret headrace flower --redis redis://box:6379/0 --port 8080
+    """
+    from app.cli.serve import flower_command
+
+    return flower_command(out, redis, address, port, basic_auth)
+
+
+@cli.command()
 @click.argument("out", type=click.Path(path_type=Path))
 @json_flag
 def verify(out: Path, as_json: bool) -> int:
@@ -297,6 +315,68 @@ def simulate(port: int, host: str, config: str | None, faults: str | None) -> in
     from app.cli.inspect import simulate_command
 
     return simulate_command(host, port, config, faults)
+
+
+@cli.group(cls=Group)
+def workers() -> None:
+    """The workers on a Redis: list, scale, stop. OUT: the directory of a run on this host; else --redis.
+
+    \b
+    headrace workers list out
+    headrace workers scale 4000 --redis redis://box:6379/0
+    headrace workers stop a1.short-long@gpu7 --redis redis://box:6379/0
+    """
+
+
+@workers.command("list")
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@redis_option
+@json_flag
+def workers_list(out: Path | None, redis: str | None, as_json: bool) -> int:
+    """Who gave a sign within the last seconds, with its lanes, slots and tasks.
+
+    \b
+    headrace workers list out
+    """
+    from app.cli.workers import list_command
+
+    return list_command(out, redis, as_json)
+
+
+@workers.command("scale")
+@click.argument("total", type=click.IntRange(1, 10_000_000), metavar="N")
+@click.argument("out", type=click.Path(path_type=Path), required=False)
+@redis_option
+@json_flag
+def workers_scale(total: int, out: Path | None, redis: str | None, as_json: bool) -> int:
+    """N slots (tasks held at once) altogether, spread evenly over the workers there are, at once.
+
+    Growing takes effect with the next tasks; what runs when a pool shrinks is finished. A worker that is started again
+    has the --slots it was started with. More processes: `headrace worker`, on any host.
+
+    \b
+    headrace workers scale 4000 out
+    """
+    from app.cli.workers import scale_command
+
+    return scale_command(total, out, redis, as_json)
+
+
+@workers.command("stop")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of a run on this host, instead of --redis.")
+@redis_option
+def workers_stop(names: tuple[str, ...], out: Path | None, redis: str | None) -> int:
+    """Drain workers, wherever they are: what waits goes back at once, what generates has the worker's --drain-seconds.
+
+    A worker of `headrace run` is started again by it.
+
+    \b
+    headrace workers stop a1.short-long@gpu7 --redis redis://box:6379/0
+    """
+    from app.cli.workers import stop_command
+
+    return stop_command(names, out, redis)
 
 
 offline_commands.add_to(cli)

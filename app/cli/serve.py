@@ -1,12 +1,18 @@
 """The commands that serve what others look at: `metrics` for Prometheus, `flower` for the tasks."""
 
+import os
+import secrets
 import time
 from pathlib import Path
 
 from app.cli.talk import say
-from app.cli.watching import sight_of
-from app.errors import OK
+from app.cli.watching import redis_url_of, sight_of
+from app.errors import OK, UsageError
+from app.store.connection import check, connect, translated
 
+FLOWER_PORT = 5555
+#: Environment variable with "user:password"; without it one is made up.
+FLOWER_AUTH = "HEADRACE_BASIC_AUTH"
 _LOOK_SECONDS = 2.0
 
 
@@ -24,3 +30,25 @@ def metrics_command(out: Path | None, redis_url: str | None, run_id: str | None,
                 exporter.show(sight.take(), sight.redis.histograms())
         except KeyboardInterrupt:
             return OK
+
+
+def flower_command(out: Path | None, redis_url: str | None, address: str, port: int, basic_auth: str | None) -> int:
+    """`headrace flower`: until it is stopped."""
+    url = redis_url_of(out, redis_url)
+    login = basic_auth or os.environ.get("FLOWER_BASIC_AUTH") or made_up_login()
+    if not all(login.partition(":")):
+        raise UsageError("--basic-auth must be USER:PASSWORD, both with something in them.")
+    with translated(url):
+        check(client := connect(url), url)
+    client.close()
+    from app.flower_server import serve_flower
+
+    known = basic_auth or os.environ.get("FLOWER_BASIC_AUTH")
+    said = "" if known else f" · user and password {login.replace(':', ' ')}"
+    serve_flower(url, address, port, login, lambda port: say(f"Flower at http://{address}:{port}{said}"))
+    return OK
+
+
+def made_up_login() -> str:
+    """A user and a password that nobody has used before."""
+    return f"headrace:{secrets.token_urlsafe(12)}"

@@ -17,6 +17,7 @@ import redis
 
 from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
+from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
 from app.cli.view import View
 from app.cli.watching import facts_of
 from app.errors import (
@@ -136,8 +137,20 @@ class Supervisor:
             commands["flower"] = ["flower", out]
         for name, arguments in commands.items():
             log_path = self.prepared.rundir.logs / f"{name}.log"
-            self._children[name] = Child(name, arguments, log_path, {"HEADRACE_REDIS": self._url})
+            self._children[name] = Child(name, arguments, log_path, self._environment(name))
             self._children[name].start()
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """What a child must know and its command line must not show. Onlookers need no key to the endpoints."""
+        known = {"HEADRACE_REDIS": self._url}
+        if name in _ONLOOKERS:
+            known["HEADRACE_API_KEY"] = ""
+        if name == "flower":
+            login = os.environ.get(FLOWER_AUTH) or made_up_login()
+            known[FLOWER_AUTH] = login
+            words = f"as {FLOWER_AUTH} says" if FLOWER_AUTH in os.environ else login.replace(":", " ")
+            self.view.say(f"Flower at http://127.0.0.1:{FLOWER_PORT} · user and password {words}")
+        return known
 
     def _watch(self) -> int:
         with Ledger.open(self.prepared.rundir) as ledger:

@@ -133,6 +133,18 @@ def sight_of(out: Path | None, redis_url: str | None, run_id: str | None = None)
         sight.close()
 
 
+def redis_url_of(out: Path | None, redis_url: str | None) -> str:
+    """The Redis meant by a directory on this host, or by its URL. Raises UsageError."""
+    if redis_url is not None:
+        return redis_url
+    if out is None:
+        raise UsageError("Give the run's directory, or --redis URL.")
+    with contextlib.closing(_near(out, None)) as sight:
+        if sight.redis.url is None:
+            raise UsageError(f"{out} is not running now, and knows no Redis; give --redis URL.")
+        return sight.redis.url
+
+
 def _near(out: Path, redis_url: str | None) -> Near:
     from app.cli.inspect import existing_run
 

@@ -104,6 +104,12 @@ def runs_at(client: redis.Redis) -> dict[str, Report | None]:
     return {run: parse_report(client.get(RunKeys(run).report)) for run in ids}
 
 
+def workers_at(client: redis.Redis) -> list[WorkerNow]:
+    """The workers on this Redis, whatever they work on. Raises redis errors."""
+    seconds, microseconds = client.time()
+    return list(_workers(client.hgetall(WORKER_INFO), seconds + microseconds / 1e6))
+
+
 def histograms(client: redis.Redis, run_id: str) -> dict[tuple, float]:
     """Histograms of what was written, as `app.store.report.Sums` made them. Raises redis errors."""
     return parse_figures(client.hgetall(RunKeys(run_id).histograms))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import prometheus_client
@@ -12,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.metrics import Exporter
 from app.snapshot import Snapshot, snapshot
 from app.store.keys import RunKeys
-from app.store.live import Kind, histograms
+from app.store.live import Kind, Request, histograms
 from app.store.report import Sums, parse_figures
 from tests.unit.test_snapshot import FACTS, FLAT, WORKER, counts, endpoint, now
 
+BUSY = replace(WORKER, oldest={"run1": Request("chat:a:0:0", "http://gpu1:30000", 900.0)})
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 
 
@@ -50,7 +52,7 @@ def everything(redis_client):
     kinds = [Kind("short-kind", 40, FLAT)]
     seen = snapshot(
         FACTS, [counts(too_long=2), counts("code", final=False)],
-        now(figures=figures, expected_rows={"code": 500}, workers=[WORKER], memory_bytes=5, memory_limit_bytes=10,
+        now(figures=figures, expected_rows={"code": 500}, workers=[BUSY], memory_bytes=5, memory_limit_bytes=10,
             kinds={"chat": kinds, "code": kinds}, endpoints=[endpoint(running=9, waiting=1, used_tokens=700)]),
     )  # fmt: skip
     return scraped(seen, found)
