@@ -1,9 +1,25 @@
-"""Options that several commands share, and how an option is read from the environment."""
+"""Options that several commands share, how one is read from the environment, and a group that knows near misses."""
 
+import difflib
 import re
+from pathlib import Path
 from typing import Any
 
 import click
+
+
+class Group(click.Group):
+    """A group that suggests the command that was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        """Name near misses."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near:
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
+            raise
 
 
 class Urls(click.ParamType):
@@ -42,4 +58,5 @@ def options(*decorators):
 redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
 api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
 json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+out_argument = click.argument("out", type=click.Path(path_type=Path), required=False)
 run_id_option = option("--run", "run_id", metavar="ID", help="Which run, where a Redis has several.")
