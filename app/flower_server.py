@@ -22,7 +22,7 @@ from app.errors import StorageError
 MOST_TASKS = 10_000
 #: Seconds; Flower's own end at ten.
 BUCKETS = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0]
-_COLUMNS = "uuid,state,args,worker,started,runtime"
+_COLUMNS = "uuid,state,args,worker,received,runtime"
 
 
 def serve_flower(redis_url: str, address: str, port: int, basic_auth: str, ready: Callable[[int], None]) -> None:

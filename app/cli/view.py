@@ -209,7 +209,7 @@ def _endpoint_line(endpoint: EndpointNow) -> Text:
     if budget := budget_tokens(endpoint):
         line.append(f" · KV {_short(endpoint.tokens)} of {_short(budget)}")
     if endpoint.pace:
-        line.append(f" · {_short(1000 * endpoint.pace * endpoint.requests)} tokens/s")
+        line.append(f" · {_short(1000 * endpoint.pace * endpoint.requests)} tok/s")
     line.append(f" · {endpoint.model.rstrip('/').rsplit('/', 1)[-1]}" if endpoint.model else "", "dim")
     return line
 

@@ -31,7 +31,7 @@ from app.store.embedded import noted_address
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parent.parent / "app" / "demo_data" / "tokenizer"
-_SIZE = (1280, 800)
+_SIZE = (1440, 800)
 _API_KEY = "sk-never-to-be-seen"
 _LOGIN = ("headrace", "screenshots")
 _BASE = "http://127.0.0.1:5555"
@@ -113,9 +113,10 @@ def _live_view(folder: Path, place: Path, out: Path) -> Iterator[str]:
             console.print(picture(sight.take(), 754, columns, 24))
         page = place / f"view-{columns}.svg"
         console.save_svg(str(page), title=f"headrace watch, {columns} columns")
-        height = round(_SIZE[1] * 0.5) if columns == 80 else 340
-        _photograph(folder / f"view-{columns}.png", place, page.as_uri(), (1010 if columns == 80 else 1280, height))
-        text = re.sub(r"&#160;", " ", page.read_text())
+        width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', page.read_text()).groups()
+        size = (round(float(width)), round(float(height)))
+        _photograph(folder / f"view-{columns}.png", place, page.as_uri(), size)
+        text = page.read_text().replace("&#160;", " ")
         words = ("arithmetic", "tokens/s", "requests", "KV ", "queued")
         yield from (f"view-{columns}.png does not show {word!r}" for word in words if word not in text)
 
@@ -139,7 +140,7 @@ def _shrink(path: Path) -> None:
     from PIL import Image
 
     with Image.open(path) as image:
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _until(condition, seconds: float = 120.0) -> None:
