@@ -22,6 +22,7 @@ from app.snapshot import Snapshot, budget_tokens
 from app.store.live import EndpointNow
 
 _DRAW_SECONDS = 1.0
+_AWAY = {"loading": "loading", "drained": "drained", "half-open": "on trial"}  # everything else: away
 _LEAST_LINES = 4  # of datasets and of endpoints each, however low the terminal
 
 
@@ -199,7 +200,7 @@ def _endpoint_line(endpoint: EndpointNow) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     if endpoint.open_since is not None:
         line.append("○ ", "red")
-        line.append(f"{endpoint.url}  {'loading' if endpoint.loading else 'away'} for ")
+        line.append(f"{endpoint.url}  {_AWAY.get(endpoint.why) or _AWAY.get(endpoint.state, 'away')} for ")
         line.append(f"{_clock(time.time() - endpoint.open_since)}: {_evidence(endpoint)}")
         return line
     line.append("● ", "green")

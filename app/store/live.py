@@ -26,7 +26,8 @@ class EndpointNow:
     url: str
     open_since: float | None  #: Unix time; None: closed
     evidence: str
-    loading: bool
+    state: str  #: closed or open
+    why: str  #: of an open one: "loading", or "" for anything else
     requests: int  #: leases held
     tokens: int  #: KV tokens they hold by now, about
     kv_tokens: int | None  #: what it can hold
@@ -37,11 +38,6 @@ class EndpointNow:
     used_tokens: int | None = None
     pace: float = 0.0  #: tokens per millisecond of one request
     shares: tuple[Share, ...] = ()
-
-    @property
-    def state(self) -> str:
-        """closed | open | loading."""
-        return "closed" if self.open_since is None else "loading" if self.loading else "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +183,8 @@ def _endpoint(
     pace = float(control.get(b"rate", 0))
     held = tuple(map(parse_share, shares))
     return EndpointNow(
-        url=url, open_since=state.get("since"), evidence=state.get("evidence", ""), loading=state.get("loading", False),
+        url=url, open_since=state.get("since"), evidence=state.get("evidence", ""),
+        state="open" if state else "closed", why="loading" if state.get("loading") else "",
         requests=len(shares), tokens=round(sum(share.prompt_tokens + share.made(now_ms, pace) for share in held)),
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
         model=said.get("served_model_name") or said.get("model") or "",

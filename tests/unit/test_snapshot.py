@@ -25,7 +25,7 @@ def counts(name="chat", rows=100, tokenized=40, final=True, **rejected) -> Datas
 def endpoint(url="http://gpu1:30000", leases=10, kind="short-kind", **fields) -> EndpointNow:
     """Whose requests make 50 tokens a second each, and have all just begun."""
     shares = tuple(Share("short", 20, 4096, 1_000_000, kind) for _ in range(leases))
-    return EndpointNow(**{"url": url, "open_since": None, "evidence": "", "loading": False, "requests": leases,
+    return EndpointNow(**{"url": url, "open_since": None, "evidence": "", "state": "closed", "why": "", "requests": leases,
                           "tokens": 20 * leases, "kv_tokens": 1000, "f": 0.9, "pace": 0.05, "shares": shares,
                           **fields})  # fmt: skip
 
