@@ -190,7 +190,8 @@ def _whole_answer(kinds: list[Kind]) -> float | None:
 def _endpoint(one: EndpointNow) -> dict[str, Any]:
     return {
         "url": one.url, "state": one.state, "why": one.why, "open_since": one.open_since or UNKNOWN,
-        "evidence": one.evidence, "model": one.model, "requests": one.requests, "running": _known(one.running), "waiting": _known(one.waiting),
+        "evidence": one.evidence, "model": one.model, "requests": one.requests, "running": _known(one.running),
+        "waiting": _known(one.waiting),
         "in_flight_tokens": one.tokens, "used_tokens": _known(one.used_tokens), "kv_tokens": _known(one.kv_tokens),
         "budget_tokens": _known(budget_tokens(one)), "f": round(one.f, 3),
         "tokens_per_second": round(one.pace * one.requests * 1000, 1),

@@ -25,9 +25,9 @@ def counts(name="chat", rows=100, tokenized=40, final=True, **rejected) -> Datas
 def endpoint(url="http://gpu1:30000", leases=10, kind="short-kind", **fields) -> EndpointNow:
     """Whose requests make 50 tokens a second each, and have all just begun."""
     shares = tuple(Share("short", 20, 4096, 1_000_000, kind) for _ in range(leases))
-    return EndpointNow(**{"url": url, "open_since": None, "evidence": "", "state": "closed", "why": "", "requests": leases,
-                          "tokens": 20 * leases, "kv_tokens": 1000, "f": 0.9, "pace": 0.05, "shares": shares,
-                          **fields})  # fmt: skip
+    return EndpointNow(**{"url": url, "open_since": None, "evidence": "", "state": "closed", "why": "",
+                          "requests": leases, "tokens": 20 * leases, "kv_tokens": 1000, "f": 0.9, "pace": 0.05,
+                          "shares": shares, **fields})  # fmt: skip
 
 
 def now(**fields) -> RunNow:
@@ -65,9 +65,17 @@ def test_what_is_nearly_done_counts_for_what_is_left_of_it():
     assert eta(**falling, **late) == round((10 * 100 + 50 * 1000) / 500)
 
 
-def test_the_last_answer_takes_as_long_as_it_alone_takes():
-    """One request left of 1,000 tokens at 50 tokens/s: 20 s, however many endpoints are free."""
-    assert eta(of=[counts(tokenized=99)], endpoints=[endpoint(leases=1)]) == 20
+def test_the_last_answers_take_as_long_as_the_longest_alone():
+    """One that has just begun beside one that is nearly done: 1,100 tokens at 100 tokens/s, and yet 20 s."""
+    falling = {"kinds": {"chat": [Kind("short-kind", 40, Curve((0, 1000), (1000, 100)))]}}
+    shares = tuple(Share("short", 20, 4096, 1_000_000 - seconds * 1000, "short-kind") for seconds in (0, 20))
+    assert eta(of=[counts(tokenized=98)], endpoints=[endpoint(leases=2, shares=shares)], **falling) == 20
+
+
+def test_what_is_away_makes_no_tokens():
+    """Requests at an endpoint that is away are still to be done, by the one that is there."""
+    away = endpoint("http://gpu2:30000", open_since=1.0)
+    assert eta(endpoints=[endpoint(), away]) == eta()
 
 
 @pytest.mark.parametrize(
