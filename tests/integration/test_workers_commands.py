@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
-from app.store.keys import RunKeys
+from app.store.keys import CELERY_PREFIX, RunKeys
 from app.store.live import workers_at
 from tests.acceptance.harness import headrace
 from tests.belt import ROOT, manifest, published, put, until, worker
@@ -58,6 +58,19 @@ def test_a_stopped_worker_hands_over_and_loses_nothing(redis_client, redis_url, 
             assert sorted(one["key"] for one in published(redis_client)) == sorted(keys)
             assert [one["attempt"] for one in published(redis_client)] == [1] * 60  # nothing was generated twice
             assert list(slots(redis_client)) == ["w2.short-long"]
+
+
+def test_stopping_waits_for_nobody_longer_than_its_drain_time(redis_client, redis_url, tmp_path):
+    """Answers of 32 s and --drain-seconds 0: it ends at once, and all it held is back in the lane."""
+    arguments = ("--slots", "6", "--drain-seconds", "0")
+    with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path, *arguments) as leaving:
+        put(redis_client, redis_url, manifest(endpoint.url), 6)
+        until(lambda: endpoint.stats()["running"] == 6, what="6 running")
+        (name,) = until(lambda: [one.name for one in workers_at(redis_client)], what="its sign")
+        assert headrace("workers", "stop", name, "--redis", redis_url).returncode == 0
+        assert leaving.wait(20) == 0
+        assert redis_client.llen(CELERY_PREFIX + "lane.short") == 6
+        assert redis_client.zcard(KEYS.claims("d")) == 0
 
 
 def test_whoever_is_not_there_cannot_be_stopped(redis_url):
