@@ -49,7 +49,6 @@ class Collector:
         self._files: dict[tuple[str, str], Appender] = {}
         self._ledger = Ledger.open(rundir)
         self._put_aside = put_aside(rundir)
-        self._reporter = Reporter(rundir, client, self._keys, self._ledger)
         self._reporter = Reporter(rundir, client, self._keys, lambda: self._ledger.counts())
         self.stopping = threading.Event()
         self.heartbeat: Callable[[], None] = lambda: None  #: renews the writer lock, for other hosts to see

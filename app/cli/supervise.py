@@ -252,6 +252,7 @@ class Supervisor:
             self._redis_at = time.monotonic() + _REDIS_PAUSE_SECONDS
         else:
             self._redis_deaths = 0
+
     def _give_up(self, child: Child) -> None:
         """Nobody needs it for the run to go on."""
         if child.name not in self._given_up:
