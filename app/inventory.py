@@ -27,11 +27,11 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What Redis knows: completions by dataset, and the speed of late."""
+    """What Redis knows: completions by dataset, and how long the rest takes."""
 
     queued: Mapping[str, int] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
-    completions_per_second: float = 0.0  #: 0: not known yet
+    seconds_left: float | None = None  #: None: not known yet
 
 
 def inventory(run: RunFacts, counts: Iterable[DatasetCounts], live: Live | None = None) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def inventory(run: RunFacts, counts: Iterable[DatasetCounts], live: Live | None 
         "run": {"out": run.out, "id": run.id, "recipe": run.recipe, "state": _state(run.state, complete, rows_final)},
         "datasets": datasets,
         "totals": totals,
-        "eta_seconds": _eta_seconds(totals["pending"], rows_final, live),
+        "eta_seconds": _eta_seconds(complete, live),
         "complete": complete,
     }
 
@@ -90,20 +90,16 @@ def _state(working: str | None, complete: bool, rows_final: bool) -> str:
     return working or "stopped"
 
 
-def _eta_seconds(pending: int, rows_final: bool, live: Live | None) -> int:
-    """Seconds to the end at the speed of late; unknown while rows are still being counted."""
-    if not rows_final:
-        return UNKNOWN
-    if pending == 0:
+def _eta_seconds(complete: bool, live: Live | None) -> int:
+    if complete:
         return 0
-    speed = live.completions_per_second if live else 0.0
-    return round(pending / speed) if speed > 0 else UNKNOWN
+    return UNKNOWN if live is None or live.seconds_left is None else round(live.seconds_left)
 
 
 def render_table(shown: Mapping[str, Any]) -> str:
     """An inventory as plain text, 80 columns wide."""
     run, totals = shown["run"], shown["totals"]
-    lines = [f"{run['out']}  ·  {run['state']}  ·  {_eta_words(shown['eta_seconds'])}", ""]
+    lines = [f"{run['out']}  ·  {run['state']}  ·  {eta_words(shown['eta_seconds'])}", ""]
     lines.append(_row("", _COLUMNS))
     lines += [_row(one["dataset"] + ("" if one["rows_final"] else " …"), _cells(one)) for one in shown["datasets"]]
     if len(shown["datasets"]) > 1:
@@ -131,7 +127,8 @@ def _number(n: int) -> str:
     return "?" if n == UNKNOWN else f"{n:,}"
 
 
-def _eta_words(seconds: int) -> str:
+def eta_words(seconds: int) -> str:
+    """For people."""
     if seconds == UNKNOWN:
         return "no estimate yet"
     if seconds == 0:

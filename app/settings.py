@@ -55,6 +55,8 @@ class RunSettings(BaseModel):
     request_timeout_seconds: float = Field(default=3600.0, gt=0, le=_YEAR_SECONDS)
     endpoint_wait_seconds: float = Field(default=60.0, ge=0, le=_YEAR_SECONDS)
     limit_seconds: float | None = Field(default=None, gt=0, le=_YEAR_SECONDS)
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    flower: bool = False
     drain_seconds: float = Field(default=30.0, ge=0, le=_YEAR_SECONDS)
     high_water: int = Field(default=5000, ge=10)  #: queued tasks per lane above which the producer waits
     max_row_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)

@@ -30,7 +30,7 @@ from app.tokenization import RenderOptions
 from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
-from producers.readers import read_lines_at
+from producers.readers import expected_rows, read_lines_at
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,7 @@ class Producer:
         """Enqueue everything missing; with `wait`, stay until nothing is pending. Raises Stopped."""
         try:
             self._publish_run()
+            self._publish_expected_rows()
             self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
             self._conveyor.send_again(self._names, at_once=True)
@@ -176,6 +177,15 @@ class Producer:
             while chunk := list(itertools.islice(gaps, _CHUNK_ROWS)):
                 self._pool.submit(chunk)
         self._ship(self._pool.results(wait=True))
+
+    def _publish_expected_rows(self) -> None:
+        """For an estimate of the time left: the input is read no faster than the run goes, so its end comes late."""
+        limit, wanted = self._settings.limit, {}
+        for dataset in self._datasets:
+            rows = sum(map(expected_rows, dataset.paths))
+            wanted[dataset.name] = min(rows, limit or rows) * self._settings.samples
+        key = RunKeys(self._manifest.run_id).expected_rows
+        self._conveyor.patiently(lambda: self._client.hset(key, mapping=wanted))
 
     def _pass(self) -> None:
         """Read all input once, interleaving the datasets; send what neither ledger nor Redis has."""

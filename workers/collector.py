@@ -27,6 +27,7 @@ from app.samples import SampleFilters, sample_of
 from app.store import scripts
 from app.store.connection import AWAY
 from app.store.keys import RunKeys
+from workers.reporter import Reporter
 
 log = logging.getLogger(__name__)
 _GROUP, _CONSUMER = "collector", "collector"
@@ -46,6 +47,7 @@ class Collector:
         self._files: dict[tuple[str, str], Appender] = {}
         self._ledger = Ledger.open(rundir)
         self._put_aside = put_aside(rundir)
+        self._reporter = Reporter(rundir, client, self._keys, lambda: self._ledger.counts())
         self.stopping = threading.Event()
         self.refuse_if_lost: Callable[[], None] = lambda: None  #: raises if the writer lock is somebody else's by now
         self._dirty = True  #: files may hold more than the ledger knows
@@ -58,7 +60,9 @@ class Collector:
         self._drain_stream("0")  # handed to an earlier collector and not acknowledged
         while not self.stopping.is_set():
             self._drain_stream(">", block=True)
+            self._reporter.tell()
         self._drain_stream(">")
+        self._reporter.tell(at_once=True)
         self.close()
 
     def _mend_if_dirty(self) -> None:
@@ -139,6 +143,7 @@ class Collector:
         batch.derive_all(offsets)
         self._write_derived(batch)
         self._dirty = False
+        self._reporter.wrote(batch.responses, batch.rejections)
         self._forget(entries)
 
     def _write_derived(self, batch: "_Batch") -> None:
@@ -192,6 +197,7 @@ class Collector:
             if trouble != self.trouble:
                 log.warning("collector_waits: %s", trouble)
                 self.trouble = trouble
+            self._reporter.tell(trouble)
             if self.stopping.wait(_RETRY_SECONDS):
                 raise StorageError(f"Stopped while results could not be saved: {trouble}")
 
@@ -222,6 +228,16 @@ class _Batch:
         for slots in (self._responses, self._rejections):
             for slot in ledger.known(slots.keys()):
                 slots.pop(slot, None)
+
+    @property
+    def responses(self) -> list[ResponseRecord]:
+        """Those to be written."""
+        return list(self._responses.values())
+
+    @property
+    def rejections(self) -> list[RejectedRecord]:
+        """Those that came as such, to be written."""
+        return list(self._rejections.values())
 
     @property
     def raw(self) -> dict[str, list[bytes]]:

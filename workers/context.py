@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -52,6 +53,7 @@ class WorkerContext:
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.draining = False
+        self.slots: Callable[[], int] = lambda: settings.slots  #: as many as the pool has now
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []
 
@@ -123,10 +125,12 @@ class WorkerContext:
                 work.task.cancel("the run is halted")
 
     async def _sign(self) -> None:
+        seconds, microseconds = await self.courier.command("TIME")  # clocks of hosts differ
+        at = int(seconds) + int(microseconds) / 1e6
         info = {
-            "slots": self.settings.slots, "lanes": self.settings.lanes, "at": time.time(),
+            "slots": self.slots(), "lanes": self.settings.lanes, "at": at,
             "claims": len(self.holdings.claims), "leases": len(self.holdings.leases),
-            "waiting": self.admission.waiting, "draining": self.draining,
+            "waiting": self.admission.waiting, "draining": self.draining, "oldest": self.holdings.oldest(at),
         }  # fmt: skip
         await self.courier.command("HSET", keys.WORKER_INFO, self.settings.name, orjson.dumps(info))
 

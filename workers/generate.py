@@ -55,8 +55,9 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
         if run is None:  # a Redis that forgot it: the producer tells it again
             await asyncio.sleep(UNKNOWN_RUN_SECONDS)
             raise HandBack
-        story = _Story(context, run, keys, claim, work, unpack_task(rest[0]))
-        return await story.tell()
+        task = unpack_task(rest[0])
+        work.id = task.id
+        return await _Story(context, run, keys, claim, work, task).tell()
     except BaseException:
         await asyncio.shield(_hand_back(context, keys, claim))
         raise

@@ -46,6 +46,7 @@ class Work:
     """A claim being worked on: the asyncio task, its lease while a request is at an endpoint, and that request."""
 
     task: asyncio.Task
+    id: str = ""  #: of the completion, once it is known
     lease: Lease | None = None
     sent_at: float = 0.0  #: time.monotonic() of the request
     given_up: Fault | None = None
@@ -78,6 +79,18 @@ class Holdings:
         self._courier = courier
         self.claims: dict[Claim, Work] = {}
         self.leases: dict[str, Lease] = {}
+
+    def oldest(self, now: float) -> dict[str, dict[str, str | float]]:
+        """Per run the request that is longest under way: {id, endpoint, since}. now: what time it is for the reader."""
+        eldest: dict[str, Work] = {}
+        for claim, work in self.claims.items():
+            first = eldest.get(claim.run_id)
+            if work.lease is not None and (first is None or work.sent_at < first.sent_at):
+                eldest[claim.run_id] = work
+        return {
+            run: {"id": work.id, "endpoint": work.lease.url, "since": now - (time.monotonic() - work.sent_at)}
+            for run, work in eldest.items()
+        }  # fmt: skip
 
     async def renew(self) -> None:
         """Assert everything held; work whose claim went to somebody else is cancelled."""

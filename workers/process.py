@@ -19,6 +19,7 @@ from celery.exceptions import Reject, SecurityWarning
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
 from app.store.names import SUPERVISOR
+from workers import control  # noqa: F401 - registers our remote control
 from workers.context import WorkerContext, WorkerSettings
 from workers.delivery import Delivery
 from workers.generate import HandBack, generate
@@ -57,6 +58,7 @@ def run_worker(settings: WorkerSettings) -> int:
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
+    context.slots = lambda: worker.pool.limit
     threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
         worker.start()

@@ -36,7 +36,8 @@ def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
     with _runs(out, redis_url) as (client, runs):
         found: dict[str, tuple[EndpointNow, list[str]]] = {}
         for run in runs:
-            for endpoint in look(client, run.run_id, [], run.endpoints).endpoints:
+            now = look(client, run.run_id)
+            for endpoint in now.endpoints if now else ():
                 found.setdefault(endpoint.url, (endpoint, []))[1].append(run.run_id)
     if as_json:
         show(json.dumps({"endpoints": [_facts(one, ids) for one, ids in found.values()]}, ensure_ascii=False))

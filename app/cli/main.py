@@ -3,7 +3,6 @@
 Heavy imports happen inside the commands, so that `--help` is instant.
 """
 
-import difflib
 import errno
 import sys
 from collections.abc import Sequence
@@ -14,28 +13,15 @@ import click
 from click.core import ParameterSource
 
 from app import __version__
-from app.cli import advice_commands, fleet_commands, offline_commands
-from app.cli.options import Urls, api_key_option, change_options, json_flag, option, options, redis_option
+from app.cli import advice_commands, fleet_commands, looking_commands, offline_commands
+from app.cli.options import Group, Urls, api_key_option, change_options, json_flag, option, options, redis_option
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "verify")  #: what the settings file speaks to
-
-
-class Group(click.Group):
-    """A group that suggests the command that was meant."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]):
-        """Name near misses."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as exc:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if near:
-                raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
-            raise
+#: What the settings file speaks to.
+SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify")
 
 
 run_options = options(
@@ -91,6 +77,12 @@ run_options = options(
     api_key_option,
 )  # fmt: skip
 
+serve_options = options(
+    option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+           help="Serve metrics for Prometheus there, on loopback (`headrace metrics` does it from elsewhere)."),
+    option("--flower", is_flag=True, help="Start Flower on loopback and say where, with a password of its own."),
+)  # fmt: skip
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="headrace")
@@ -121,6 +113,7 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
 @cli.command()
 @run_options
 @change_options
+@serve_options
 def run(**values: Any) -> int:
     """Take datasets through SGLang into training data; the same command again resumes.
 
@@ -259,6 +252,7 @@ def simulate(port: int, host: str, config: str | None, faults: str | None) -> in
 
 
 fleet_commands.add_to(cli)
+looking_commands.add_to(cli)
 offline_commands.add_to(cli)
 advice_commands.add_to(cli)
 

@@ -1,9 +1,25 @@
-"""Options that several commands share, and how an option is read from the environment."""
+"""Options that several commands share, how one is read from the environment, and a group that knows near misses."""
 
+import difflib
 import re
+from pathlib import Path
 from typing import Any
 
 import click
+
+
+class Group(click.Group):
+    """A group that suggests the command that was meant."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        """Name near misses."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if near:
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean {near[0]!r}?", ctx) from exc
+            raise
 
 
 class Urls(click.ParamType):
@@ -46,3 +62,5 @@ change_options = options(
     option("--on-down", metavar="CMD", help="Run this once when an endpoint is lost; see docs/operating/endpoints.md."),
     option("--on-up", metavar="CMD", help="Run this once when it is back."),
 )
+out_argument = click.argument("out", type=click.Path(path_type=Path), required=False)
+run_id_option = option("--run", "run_id", metavar="ID", help="Which run, where a Redis has several.")

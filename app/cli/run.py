@@ -161,13 +161,13 @@ def worker_command(
         check(client, redis_url)
     client.close()
     key = checked_key(api_key)
-    full_name = worker_name(name or uuid.uuid4().hex[:8])
-    served = " and ".join(lanes or [lane.value for lane in Lane])
+    lanes = lanes or tuple(lane.value for lane in Lane)
+    full_name = worker_name(name or uuid.uuid4().hex[:8], lanes)
+    served = " and ".join(lanes)
     say(f"worker {full_name} serves the lanes {served} until it is stopped (SIGTERM drains, SIGQUIT stops at once)")
     return run_worker(
         WorkerSettings(
-            redis_url=redis_url, name=full_name, slots=slots, lanes=lanes or tuple(lane.value for lane in Lane),
-            drain_seconds=drain_seconds, api_key=key,
+            redis_url=redis_url, name=full_name, slots=slots, lanes=lanes, drain_seconds=drain_seconds, api_key=key
         )
     )  # fmt: skip
 

@@ -18,8 +18,9 @@ import redis
 from app.cli.changes import NOTHING, ChangeCommands, OnChange
 from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
+from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
 from app.cli.view import View
-from app.cli.watching import facts_of, live_of, state_of, waiting_for
+from app.cli.watching import facts_of
 from app.errors import (
     INTERNAL,
     OK,
@@ -33,10 +34,10 @@ from app.errors import (
     StorageError,
     UsageError,
 )
-from app.inventory import inventory
 from app.ledger import Ledger
 from app.lock import Held
 from app.manifest import RunManifest
+from app.snapshot import Snapshot, snapshot
 from app.store.connection import AWAY, check, connect
 from app.store.embedded import PrivateServer
 from app.store.fleet import run_at
@@ -52,6 +53,7 @@ _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
 _REDIS_PAUSE_SECONDS = 2.0
 _MOST_DEATHS = 20
+_ONLOOKERS = ("metrics", "flower")
 _MOST_INTERNAL = 4  # an error of ours repeats itself
 
 
@@ -72,6 +74,7 @@ class Supervisor:
     _url: str = ""
     _manifest: RunManifest | None = None
     _done_at: float = 0.0
+    _given_up: set[str] = field(default_factory=set)
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
     _commands: ChangeCommands | None = None
@@ -135,22 +138,38 @@ class Supervisor:
                 "worker", "--name", f"{self.prepared.run_file.run_id}-{n}",
                 "--slots", str(settings.slots), "--drain-seconds", str(settings.drain_seconds),
             ]  # fmt: skip
+        if settings.metrics_port is not None:
+            commands["metrics"] = ["metrics", out, "--port", str(settings.metrics_port)]
+        if settings.flower:
+            commands["flower"] = ["flower", out]
         for name, arguments in commands.items():
             log_path = self.prepared.rundir.logs / f"{name}.log"
-            self._children[name] = Child(name, arguments, log_path, {"HEADRACE_REDIS": self._url})
+            self._children[name] = Child(name, arguments, log_path, self._environment(name))
             self._children[name].start()
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """What a child must know and its command line must not show. Onlookers need no key to the endpoints."""
+        known = {"HEADRACE_REDIS": self._url}
+        if name in _ONLOOKERS:
+            known["HEADRACE_API_KEY"] = ""
+        if name == "flower":
+            login = os.environ.get(FLOWER_AUTH) or made_up_login()
+            known[FLOWER_AUTH] = login
+            words = f"as {FLOWER_AUTH} says" if FLOWER_AUTH in os.environ else login.replace(":", " ")
+            self.view.say(f"Flower at http://127.0.0.1:{FLOWER_PORT} · user and password {words}")
+        return known
 
     def _watch(self) -> int:
         with Ledger.open(self.prepared.rundir) as ledger:
             while True:
                 self._refuse_lost_directory()
                 now = self._look()
-                shown = self._inventory(ledger, now)
-                self.view.show(shown, now, self._waiting_for(now))
-                if shown["complete"]:
+                seen = self._snapshot(ledger, now)
+                self.view.show(seen)
+                if seen.complete:
                     self._record_servers()
-                    self.final = shown
-                    return SOME_REJECTED if shown["totals"]["rejected"] else OK
+                    self.final = seen.inventory
+                    return SOME_REJECTED if self.final["totals"]["rejected"] else OK
                 if now is not None and now.halt is not None:
                     raise _halted(now.halt)
                 if self._stopped():
@@ -159,13 +178,6 @@ class Supervisor:
                 self._revive()
                 self._now_and_then()
                 time.sleep(_LOOK_SECONDS)
-
-    def _waiting_for(self, now: RunNow | None) -> str:
-        """What the run waits for, in a sentence; "" if for nothing."""
-        out = self.prepared.rundir.out
-        if shutil.disk_usage(out).free < _LEAST_DISK_BYTES:
-            return f"the disk of {out} is full; free some space"
-        return waiting_for(now)
 
     def _refuse_lost_directory(self) -> None:
         if not self.prepared.rundir.run_json.exists():
@@ -188,14 +200,20 @@ class Supervisor:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
             self._manifest = run_at(self._client, self._manifest.run_id) or self._manifest
-            return look(self._client, self._manifest.run_id, names, self._manifest.endpoints)
+            return look(self._client, self._manifest.run_id, names)
         except AWAY:
             return None
 
-    def _inventory(self, ledger: Ledger, now: RunNow | None) -> dict[str, Any]:
-        state = "draining" if self.wanted_stops else "waiting" if self._waiting_for(now) else state_of(now)
-        facts = facts_of(self.prepared.rundir, self.prepared.run_file, now, state)
-        return inventory(facts, ledger.counts(), live_of(now, self.view.rate))
+    def _snapshot(self, ledger: Ledger, now: RunNow | None) -> Snapshot:
+        state = "draining" if self.wanted_stops else "running"
+        facts = facts_of(self.prepared.rundir, self.prepared.run_file, state)
+        return snapshot(facts, ledger.counts(), now, self._trouble())
+
+    def _trouble(self) -> str:
+        """What only this host knows to be amiss, in a sentence."""
+        out = self.prepared.rundir.out
+        full = shutil.disk_usage(out).free < _LEAST_DISK_BYTES
+        return f"the disk of {out} is full; free some space" if full else ""
 
     def _stopped(self) -> bool:
         """Whether everything that was asked to end has ended (a run that is out of time asks by itself)."""
@@ -218,7 +236,11 @@ class Supervisor:
                 continue
             if child.name == "producer" and child.ended() == 0:
                 continue
-            _refuse_hopeless(child)
+            if child.name not in _ONLOOKERS:
+                _refuse_hopeless(child)
+            elif child.ended() is not None and child.deaths >= _MOST_INTERNAL:
+                self._give_up(child)
+                continue
             if child.process is not None:
                 self.view.say(f"{child.name} ended; starting it again")
                 self._end_holds(child)
@@ -239,6 +261,12 @@ class Supervisor:
             self._redis_at = time.monotonic() + _REDIS_PAUSE_SECONDS
         else:
             self._redis_deaths = 0
+
+    def _give_up(self, child: Child) -> None:
+        """Nobody needs it for the run to go on."""
+        if child.name not in self._given_up:
+            self._given_up.add(child.name)
+            self.view.say(f"{child.name} does not stay up, and the run goes on without it: {child.last_words()}")
 
     def _end_holds(self, child: Child) -> None:
         """We saw it die: its tasks need not wait until claims and leases expire."""

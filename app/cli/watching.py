@@ -1,30 +1,177 @@
-"""Looking at a run from outside: the ledger for what is on file, Redis (if it can be found) for what is under way."""
+"""Looking at a run from outside: the ledger for what is on file, Redis (if it can be found) for what is under way.
+
+With OUT on this host both are used; from another host the collector's report stands for the ledger.
+"""
 
 import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import redis
 from redis.exceptions import RedisError
 
 from app.errors import UsageError
-from app.inventory import Live, RunFacts, inventory
+from app.inventory import RunFacts
 from app.ledger import Ledger
 from app.lock import holder
 from app.manifest import RunFile
 from app.rundir import RunDir
 from app.settings import load_settings
-from app.store.connection import connect
+from app.snapshot import COLLECTOR_SECONDS, Snapshot, snapshot
+from app.store.connection import connect, safe_url, translated
 from app.store.embedded import noted_address
-from app.store.live import RunNow, look
+from app.store.live import RunNow, histograms, look, runs_at
+from app.store.report import Report
+
+_AGAIN_SECONDS = 2.0
 
 
-def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> dict[str, Any]:
-    """The inventory of a run, running or not; the ledger mends itself on the way."""
-    now = find_run(rundir, run_file, redis_url)
-    with Ledger.open(rundir) as ledger:
-        ledger.catch_up()
-        if holder(rundir.lock) is None and not any(one.rows for one in ledger.counts()):
-            _read_input_again(rundir, ledger)
-        return inventory(facts_of(rundir, run_file, now), ledger.counts(), live_of(now))
+class _Redis:
+    """The run's Redis, wherever it is now: the private one has another socket after every start."""
+
+    def __init__(self, run_id: str, *urls: str | None, note: Path | None = None):
+        self._run_id, self._urls, self._note = run_id, urls, note
+        self._client: redis.Redis | None = None
+        self._url: str | None = None
+        self._again_at = 0.0
+
+    @property
+    def url(self) -> str | None:
+        """The address given, the private server's, or that of the run's settings."""
+        given, *others = self._urls
+        return given or (noted_address(self._note) if self._note else None) or next(filter(None, others), None)
+
+    def look(self, datasets: list[str]) -> RunNow | None:
+        """None while Redis is away, or does not know the run."""
+        url = self.url
+        if url is None or time.monotonic() < self._again_at:
+            return None
+        if self._client is None or url != self._url:
+            self.close()
+            self._client, self._url = connect(url), url
+        try:
+            return look(self._client, self._run_id, datasets)
+        except (RedisError, OSError):
+            self._again_at = time.monotonic() + _AGAIN_SECONDS
+            return None
+
+    def histograms(self) -> dict[tuple, float]:
+        """Empty while Redis is away."""
+        try:
+            return histograms(self._client, self._run_id) if self._client is not None else {}
+        except (RedisError, OSError):
+            return {}
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+class Near:
+    """A run whose OUT is on this host."""
+
+    def __init__(self, rundir: RunDir, run_file: RunFile, redis_url: str | None):
+        self._rundir, self._run_file = rundir, run_file
+        try:
+            settings = load_settings(rundir.private / "settings.json")
+        except UsageError:  # without them we know less, and the files still say what is done
+            settings = None
+        self.redis = _Redis(run_file.run_id, redis_url, settings.redis if settings else None, note=rundir.redis)
+        self._names = sorted({file.dataset for file in run_file.datasets})
+        self._ledger = Ledger.open(rundir)
+        self._ledger.catch_up()
+        if holder(rundir.lock) is None and not any(one.rows for one in self._ledger.counts()):
+            _read_input_again(rundir, self._ledger)
+
+    def take(self) -> Snapshot:
+        """Everything known now. A Redis that is away is no error."""
+        now = self.redis.look(self._names)
+        if now is None or now.report is None or now.at - now.report.at > COLLECTOR_SECONDS:
+            self._ledger.catch_up()  # nobody else does
+        return snapshot(facts_of(self._rundir, self._run_file), self._ledger.counts(), now)
+
+    def close(self) -> None:
+        """Let go of ledger and connection."""
+        self._ledger.close()
+        self.redis.close()
+
+
+class Far:
+    """A run of which this host has the Redis alone."""
+
+    def __init__(self, run_id: str, report: Report, redis_url: str):
+        self._run_id, self._report = run_id, report
+        self.redis = _Redis(run_id, redis_url)
+
+    def take(self) -> Snapshot:
+        """Everything known now. A Redis that is away is no error."""
+        now = self.redis.look([])
+        if now is not None and now.report is not None:
+            self._report = now.report
+        said = self._report
+        facts = RunFacts(said.out, self._run_id, said.recipe, "running" if said.producing else None)
+        return snapshot(facts, said.counts, now)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.redis.close()
+
+
+@contextmanager
+def sight_of(out: Path | None, redis_url: str | None, run_id: str | None = None) -> Iterator[Near | Far]:
+    """A run in sight, to `take()` as often as you like: by its directory, or by its Redis from any host.
+
+    Raises UsageError, StorageError.
+    """
+    sight = _far(redis_url, run_id, out) if out is None or not out.exists() else _near(out, redis_url)
+    try:
+        yield sight
+    finally:
+        sight.close()
+
+
+def redis_url_of(out: Path | None, redis_url: str | None) -> str:
+    """The Redis meant by a directory on this host, or by its URL. Raises UsageError."""
+    if redis_url is not None:
+        return redis_url
+    if out is None:
+        raise UsageError("Give the run's directory, or --redis URL.")
+    with contextlib.closing(_near(out, None)) as sight:
+        if sight.redis.url is None:
+            raise UsageError(f"{out} is not running now, and knows no Redis; give --redis URL.")
+        return sight.redis.url
+
+
+def _near(out: Path, redis_url: str | None) -> Near:
+    from app.cli.inspect import existing_run
+
+    return Near(*existing_run(out), redis_url)
+
+
+def _far(redis_url: str | None, run_id: str | None, out: Path | None) -> Far:
+    if redis_url is None:
+        raise UsageError(
+            f"No such directory: {out}; on another host than the run's give --redis URL." if out else
+            "Give the run's directory, or --redis URL."
+        )  # fmt: skip
+    client = connect(redis_url)
+    with translated(redis_url):
+        known = {run: report for run, report in runs_at(client).items() if report is not None}
+    client.close()
+    wanted = {run: report for run, report in known.items() if run_id in (None, run) and _is_at(report, out)}
+    if len(wanted) > 1:  # finished ones are of less interest
+        wanted = {run: report for run, report in wanted.items() if report.producing} or wanted
+    if len(wanted) != 1:
+        names = "; ".join(f"{run} ({report.out})" for run, report in sorted((wanted or known).items())) or "none"
+        raise UsageError(f"Redis at {safe_url(redis_url)} knows these runs: {names}. Say which with --run ID.")
+    return Far(*wanted.popitem(), redis_url)
+
+
+def _is_at(report: Report, out: Path | None) -> bool:
+    return out is None or report.out == str(out) or report.out == str(out.absolute())
 
 
 def _read_input_again(rundir: RunDir, ledger: Ledger) -> None:
@@ -38,49 +185,14 @@ def _read_input_again(rundir: RunDir, ledger: Ledger) -> None:
             pass
 
 
-def facts_of(rundir: RunDir, run_file: RunFile, now: RunNow | None, state: str | None = None) -> RunFacts:
+def facts_of(rundir: RunDir, run_file: RunFile, state: str | None = None) -> RunFacts:
     """What run.json and the lock say; `state` if the caller knows it better."""
     if state is None and holder(rundir.lock) is not None:
-        state = state_of(now)
+        state = "running"
     return RunFacts(out=str(rundir.out), id=run_file.run_id, recipe=run_file.recipe_fingerprint, state=state)
 
 
-def state_of(now: RunNow | None) -> str:
-    """What a run that somebody works on does."""
-    return "waiting" if now is None or waiting_for(now) else "running"
-
-
-def waiting_for(now: RunNow | None) -> str:
-    """What a run waits for, in a sentence; "" if for nothing."""
-    if now is None:
-        return "Redis does not answer"
-    if now.full:
-        return "Redis is full (maxmemory); raise it with CONFIG SET maxmemory, or free some"
-    if now.endpoints and all(endpoint.open_since is not None for endpoint in now.endpoints):
-        return "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in now.endpoints)
-    return ""
-
-
-def live_of(now: RunNow | None, completions_per_second: float = 0.0) -> Live | None:
-    """The part of a look that the inventory shows."""
-    return now and Live(now.queued, now.in_flight, completions_per_second)
-
-
-def find_run(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> RunNow | None:
-    """A look at the run's Redis: the one given, the private one, or the one of its settings. None if none answers."""
-    try:
-        settings = load_settings(rundir.private / "settings.json")
-    except UsageError:  # without them we know less, and the files still say what is done
-        settings = None
-    url = redis_url or noted_address(rundir.redis) or (settings.redis if settings else None)
-    if url is None:
-        return None
-    names = sorted({file.dataset for file in run_file.datasets})
-    with contextlib.suppress(RedisError, OSError):
-        client = connect(url)
-        try:
-            return look(client, run_file.run_id, names, settings.endpoints if settings else [])
-        finally:
-            client.close()
-    return None
-
+def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> dict[str, Any]:
+    """The inventory of a run, running or not; the ledger mends itself on the way."""
+    with contextlib.closing(Near(rundir, run_file, redis_url)) as sight:
+        return sight.take().inventory

@@ -18,7 +18,7 @@ SEEN = PREFIX + "seen"
 WOKE = PREFIX + "woke"
 #: SET of run ids that have a manifest here. Owner: the producer.
 RUNS = PREFIX + "runs"
-#: HASH worker name → JSON about it. Owner: each worker for itself.
+#: HASH worker name → JSON about it, `at` in Redis time. Owner: each worker for itself, at every heartbeat.
 WORKER_INFO = PREFIX + "worker-info"
 #: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
@@ -66,6 +66,26 @@ class RunKeys:
     def charges(self) -> str:
         """HASH task key → charged attempts. Removed on commit."""
         return self._key("charges")
+
+    @property
+    def report(self) -> str:
+        """STRING, JSON of app.store.report.Report. Owner: the collector, every second."""
+        return self._key("report")
+
+    @property
+    def figures(self) -> str:
+        """HASH app.store.report.field → sums over what was written. Owner: the collector, which adds."""
+        return self._key("figures")
+
+    @property
+    def histograms(self) -> str:
+        """HASH app.store.report.field with a bucket → how many. Owner: the collector, which adds."""
+        return self._key("histograms")
+
+    @property
+    def expected_rows(self) -> str:
+        """HASH dataset → rows its input is expected to have. Owner: the producer, until it has read them."""
+        return self._key("expected-rows")
 
     def payload(self, dataset: str) -> str:
         """HASH task key → packed Task; there from enqueue until published. Its size is what is outstanding."""

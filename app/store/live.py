@@ -1,16 +1,23 @@
-"""What Redis knows of a run at this moment, for `status`, the live view and the supervisor."""
+"""What Redis knows of a run at this moment. `app.snapshot` makes of it what everybody shows."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import redis
 
-from app.capacity.share import parse_share
+from app.capacity.lengths import Curve, kind_of, parse_curve
+from app.capacity.share import Share, parse_share
 from app.lanes import Lane
+from app.manifest import RunManifest
 from app.store.breaker import Why, parse_breaker
-from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
+from app.store.keys import CELERY_PREFIX, EXPECTED, RUNS, WORKER_INFO, EndpointKeys, RunKeys, lengths
+from app.store.report import Report, parse_figures, parse_report
 from app.urls import endpoint_key
+
+#: A worker that gave no sign for so long is gone.
+WORKER_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +29,49 @@ class EndpointNow:
     evidence: str
     state: str  #: closed, open, half-open (a trial is under way), or drained (by a person)
     why: str  #: of an open one: app.store.breaker.Why
-    model: str  #: as it says itself
     requests: int  #: leases held
     tokens: int  #: KV tokens they hold by now, about
     kv_tokens: int | None  #: what it can hold
+    model: str = ""
     f: float = 1.0  #: share of it that the predicted peak may fill, as learned
     running: int | None = None  #: as the endpoint says; other clients' requests too
     waiting: int | None = None
     used_tokens: int | None = None
+    pace: float = 0.0  #: tokens per millisecond of one request
+    shares: tuple[Share, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request at an endpoint."""
+
+    id: str  #: of the completion, as in the files
+    endpoint: str
+    since: float  #: Redis time
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """A worker, as it said within the last heartbeats."""
+
+    name: str
+    slots: int  #: tasks it may hold
+    lanes: tuple[str, ...]
+    claims: int  #: tasks it works on
+    leases: int  #: of them at an endpoint
+    waiting: int  #: of them waiting for one
+    draining: bool
+    age_seconds: float  #: since it said so
+    oldest: dict[str, Request] = field(default_factory=dict)  #: per run: its request that is longest under way
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of the lengths of one dataset's answers in one lane."""
+
+    name: str
+    finished: int  #: answers
+    curve: Curve | None  #: expected remaining tokens; None: too few have finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,40 +84,95 @@ class RunNow:
     unwritten: int  #: responses in the stream
     endpoints: list[EndpointNow]
     halt: dict[str, Any] | None
-    full: bool = False  #: it holds as much as its maxmemory allows, and refuses to take more
+    at: float = 0.0  #: Redis TIME, in seconds
+    report: Report | None = None
+    workers: list[WorkerNow] = field(default_factory=list)
+    figures: dict[tuple, float] = field(default_factory=dict)  #: app.store.report.figure → sum
+    expected_rows: dict[str, int] = field(default_factory=dict)  #: per dataset, while its input is being read
+    kinds: dict[str, list[Kind]] = field(default_factory=dict)  #: per dataset
+    max_new_tokens: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0  #: 0: none
 
 
-def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str]) -> RunNow:
-    """One look, in one round trip and a bit. Raises redis errors."""
+def runs_at(client: redis.Redis) -> dict[str, Report | None]:
+    """Run ids that this Redis knows, with what their collectors said last. Raises redis errors."""
+    ids = sorted(run.decode() for run in client.smembers(RUNS))
+    return {run: parse_report(client.get(RunKeys(run).report)) for run in ids}
+
+
+def workers_at(client: redis.Redis) -> list[WorkerNow]:
+    """The workers on this Redis, whatever they work on. Raises redis errors."""
+    seconds, microseconds = client.time()
+    return list(_workers(client.hgetall(WORKER_INFO), seconds + microseconds / 1e6))
+
+
+def histograms(client: redis.Redis, run_id: str) -> dict[tuple, float]:
+    """Histograms of what was written, as `app.store.report.Sums` made them. Raises redis errors."""
+    return parse_figures(client.hgetall(RunKeys(run_id).histograms))
+
+
+def look(client: redis.Redis, run_id: str, datasets: Iterable[str] = ()) -> RunNow | None:
+    """One look, in two round trips. None if Redis does not know the run. Raises redis errors.
+
+    datasets: their names, if the caller knows them; else the collector's report says.
+    """
     keys = RunKeys(run_id)
-    now_ms = _now_ms(client)
     pipeline = client.pipeline(transaction=False)
+    pipeline.time()
+    for key in (keys.manifest, keys.halt, keys.report):
+        pipeline.get(key)
+    (seconds, microseconds), manifest, halt, report = pipeline.execute()
+    if manifest is None:
+        return None
+    run, told = RunManifest.model_validate_json(manifest), parse_report(report)
+    names = list(datasets) or [one.dataset for one in (told.counts if told else ())]
+    now_ms = seconds * 1000 + microseconds // 1000
+    _ask(pipeline, keys, run, names, now_ms)
+    replies = iter(pipeline.execute())
+    payloads, claims = {}, {}
+    for name in names:
+        payloads[name], claims[name] = next(replies), next(replies)
+    lanes = {lane.value: next(replies) for lane in Lane}
+    unwritten, figures, expected_rows, workers, memory = (next(replies) for _ in range(5))
+    return RunNow(
+        queued={name: max(0, payloads[name] - claims[name]) for name in names}, in_flight=claims, lanes=lanes,
+        unwritten=unwritten, endpoints=[_endpoint(url, now_ms, *_take(replies, 4)) for url in run.endpoints],
+        halt=orjson.loads(halt) if halt else None, at=now_ms / 1000, report=told,
+        workers=list(_workers(workers, now_ms / 1000)), figures=parse_figures(figures),
+        expected_rows={name.decode(): int(number) for name, number in expected_rows.items()},
+        kinds={name: [_kind(run, name, lane, *_take(replies, 2)) for lane in Lane] for name in names},
+        max_new_tokens=run.max_new_tokens, memory_bytes=memory["used_memory"], memory_limit_bytes=memory["maxmemory"],
+    )  # fmt: skip
+
+
+def _ask(pipeline: redis.client.Pipeline, keys: RunKeys, run: RunManifest, datasets: list[str], now_ms: int) -> None:
+    """The questions whose answers `look` takes in the same order."""
     for dataset in datasets:
         pipeline.hlen(keys.payload(dataset))
         pipeline.zcount(keys.claims(dataset), now_ms, "+inf")
     for lane in Lane:
         pipeline.llen(CELERY_PREFIX + lane.queue)
     pipeline.xlen(keys.responses)
-    pipeline.get(keys.halt)
+    pipeline.hgetall(keys.figures)
+    pipeline.hgetall(keys.expected_rows)
+    pipeline.hgetall(WORKER_INFO)
     pipeline.info("memory")
-    for url in urls:
+    for url in run.endpoints:
         names = EndpointKeys(endpoint_key(url))
         pipeline.get(names.open)
         pipeline.hvals(names.lease_info)
         pipeline.get(names.info)
         pipeline.hgetall(names.control)
-    replies = iter(pipeline.execute())
-    payloads, claims = {}, {}
     for dataset in datasets:
-        payloads[dataset], claims[dataset] = next(replies), next(replies)
-    lanes = {lane.value: next(replies) for lane in Lane}
-    unwritten, halt, memory = next(replies), next(replies), next(replies)
-    endpoints = [_endpoint(url, now_ms, *(next(replies) for _ in range(4))) for url in urls]
-    return RunNow(
-        queued={dataset: max(0, payloads[dataset] - claims[dataset]) for dataset in datasets},
-        in_flight=claims, lanes=lanes, unwritten=unwritten, endpoints=endpoints,
-        halt=orjson.loads(halt) if halt else None, full=0 < memory.get("maxmemory", 0) <= memory["used_memory"],
-    )  # fmt: skip
+        for lane in Lane:
+            kind = kind_of(run.recipe, dataset, lane.value)
+            pipeline.hvals(lengths(kind))
+            pipeline.hget(EXPECTED, kind)
+
+
+def _take(replies: Iterator[Any], number: int) -> list[Any]:
+    return [next(replies) for _ in range(number)]
 
 
 def _endpoint(
@@ -84,16 +181,16 @@ def _endpoint(
     breaker = parse_breaker(opened)
     said = orjson.loads(info) if info else {}
     kv_tokens = said.get("max_total_num_tokens")
-    rate = float(control.get(b"rate", 0))
-    held = [share.prompt_tokens + share.made(now_ms, rate) for share in map(parse_share, shares)]
+    pace = float(control.get(b"rate", 0))
+    held = tuple(map(parse_share, shares))
     return EndpointNow(
         url=url, open_since=breaker and breaker.since, evidence=breaker.evidence if breaker else "",
         state=_state(breaker and breaker.why, b"trial" in control), why=breaker.why if breaker else "",
-        model=said.get("served_model_name") or said.get("model") or "",
-        requests=len(shares), tokens=round(sum(held)),
+        requests=len(shares), tokens=round(sum(share.prompt_tokens + share.made(now_ms, pace) for share in held)),
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
+        model=said.get("served_model_name") or said.get("model") or "",
         f=float(control.get(b"f", 1)), running=_number(control, b"running"), waiting=_number(control, b"waiting"),
-        used_tokens=_number(control, b"used"),
+        used_tokens=_number(control, b"used"), pace=pace, shares=held,
     )  # fmt: skip
 
 
@@ -103,12 +200,22 @@ def _state(why: Why | None, trial: bool) -> str:
     return "drained" if why is Why.HELD else "half-open" if trial else "open"
 
 
+def _workers(infos: dict[bytes, bytes], now: float) -> Iterator[WorkerNow]:
+    """Those that gave a sign of late, by name."""
+    for name, info in sorted(infos.items()):
+        said = orjson.loads(info)
+        age = max(0.0, now - said.pop("at"))
+        if age <= WORKER_SECONDS:
+            oldest = {run: Request(**request) for run, request in said.pop("oldest").items()}
+            yield WorkerNow(name=name.decode(), age_seconds=age, oldest=oldest, **said)
+
+
+def _kind(run: RunManifest, dataset: str, lane: Lane, finished: list[bytes], curve: bytes | None) -> Kind:
+    name = kind_of(run.recipe, dataset, lane.value)
+    return Kind(name, sum(map(int, finished)), parse_curve(curve.decode()) if curve else None)
+
+
 def _number(control: dict[bytes, bytes], name: bytes) -> int | None:
     """A figure that the endpoint may not have told (then it is absent or -1)."""
     value = int(control.get(name, -1))
     return value if value >= 0 else None
-
-
-def _now_ms(client: redis.Redis) -> int:
-    seconds, microseconds = client.time()
-    return seconds * 1000 + microseconds // 1000

@@ -35,6 +35,14 @@ def parquet_rows(path: Path, max_bytes: int) -> Iterator[RawRow]:
     return _rows(file, path.name, max_bytes)
 
 
+def row_count(path: Path) -> int:
+    """Rows by the file's footer."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        return file.metadata.num_rows
+
+
 def _rows(file: "ParquetFile", name: str, max_bytes: int) -> Iterator[RawRow]:
     import pyarrow
 

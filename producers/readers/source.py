@@ -4,6 +4,7 @@ Invariant: memory is bounded by the chunk whatever the compression ratio, and an
 noticed: whoever comes to the end of the chunks asks `refuse_damage`.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ class Source:
                 raise
             self._damage = str(exc)
             return b""
+
+
+def inflated_bytes(path: Path) -> int:
+    """Size of a file as it is read: exact for a plain one, by the ratio of its beginning for a compressed one."""
+    size, codec = path.stat().st_size, _codec_of(path)
+    if codec is None:
+        return size
+    import pyarrow
+
+    with pyarrow.OSFile(str(path)) as file, pyarrow.CompressedInputStream(file, codec) as stream:
+        inflated = 0
+        with contextlib.suppress(OSError):  # pyarrow's word for broken compressed data: its readers say what is missing
+            while chunk := stream.read(HEAD_BYTES):
+                inflated += len(chunk)
+                if inflated >= 64 * HEAD_BYTES:  # what was read ahead is little beside it by now
+                    return round(size * inflated / file.tell())
+        return inflated
 
 
 def _codec_of(path: Path) -> str | None:

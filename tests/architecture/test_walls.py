@@ -55,6 +55,8 @@ def test_app_imports_neither_but_for_the_command_line():
         (("aiohttp",), ("app/sglang/transport.py", "app/sglang/simulator/")),
         (("sqlite3",), ("app/ledger/", "app/verify.py", "app/offline/scratch.py")),
         (("pyarrow",), ("producers/readers/", "app/offline/shards.py")),
+        (("flower", "tornado"), ("app/flower_server.py",)),
+        (("prometheus_client",), ("app/metrics.py",)),
         (("matplotlib",), ("app/offline/plot.py", "app/offline/report/charts.py")),
         (("click", "rich"), ("app/cli/",)),
         (("celery",), ("app/celery_app.py", "workers/", "producers/conveyor.py", "producers/enqueue.py")),

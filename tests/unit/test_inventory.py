@@ -46,15 +46,6 @@ def test_what_nobody_knows_is_minus_one():
 
 
 @pytest.mark.parametrize(
-    ("final", "speed", "expected"), [(True, 2.0, 1998.5), (True, 0.0, -1), (False, 2.0, -1)],
-)  # fmt: skip
-def test_an_estimate_needs_a_speed_and_the_number_of_rows(final, speed, expected):
-    """Pending divided by the speed of late; nothing is promised while rows are still counted."""
-    live = Live(completions_per_second=speed)
-    assert inventory(RUN, [counts(final=final)], live)["eta_seconds"] == pytest.approx(expected, abs=1)
-
-
-@pytest.mark.parametrize(
     ("state", "datasets", "expected", "complete"),
     [
         (None, [counts()], "stopped", False),

@@ -1,0 +1,98 @@
+"""`headrace workers`: who serves the lanes, with how many slots; more of them, fewer, or one worker less."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from app.celery_app import make_app
+from app.cli.talk import say, show
+from app.cli.watching import redis_url_of
+from app.errors import OK, StorageError, UsageError
+from app.store.connection import connect, translated
+from app.store.live import WorkerNow, workers_at
+
+_REPLY_SECONDS = 5.0
+_MOST_SLOTS = 10_000
+
+
+def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
+    """`headrace workers list`."""
+    url = redis_url_of(out, redis_url)
+    workers = _workers(url)
+    if as_json:
+        show(json.dumps([_json(one, one.slots) for one in workers], ensure_ascii=False))
+        return OK
+    show(_table(workers, {}))
+    say(f"another one, on any host that reaches it: headrace worker --redis {url}" if "@" not in url else
+        "another one, on any host: headrace worker --redis URL")  # fmt: skip
+    return OK
+
+
+def scale_command(total: int, out: Path | None, redis_url: str | None, as_json: bool) -> int:
+    """`headrace workers scale N`: N slots altogether, spread evenly over the workers that do not drain."""
+    url = redis_url_of(out, redis_url)
+    workers = [one for one in _workers(url) if not one.draining]
+    if not workers:
+        raise UsageError("No worker gave a sign of late; start one with `headrace worker --redis URL`.")
+    if total < len(workers):
+        raise UsageError(f"{len(workers)} workers need a slot each; `headrace workers stop NAME` stops one.")
+    if total > _MOST_SLOTS * len(workers):
+        raise UsageError(f"A worker holds {_MOST_SLOTS:,} tasks at most; start more of them with `headrace worker`.")
+    share, more = divmod(total, len(workers))
+    wanted = {one.name: share + (number < more) for number, one in enumerate(workers)}
+    silent = [one.name for one in workers if not _resize(url, one, wanted[one.name])]
+    if as_json:
+        show(json.dumps([_json(one, wanted[one.name]) for one in workers], ensure_ascii=False))
+    else:
+        show(_table(workers, wanted))
+    if silent:
+        raise StorageError(f"No answer from {', '.join(silent)} in {_REPLY_SECONDS:g} s; the others were changed.")
+    return OK
+
+
+def stop_command(names: tuple[str, ...], out: Path | None, redis_url: str | None) -> int:
+    """`headrace workers stop NAME...`: each drains and ends; what it held is taken by the others."""
+    url = redis_url_of(out, redis_url)
+    known = [one.name for one in _workers(url)]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"No worker {name}; there are: {', '.join(known) or 'none'}.")
+    with contextlib.closing(make_app(url)) as celery, translated(url):
+        celery.control.broadcast("shutdown", destination=list(names))
+    say(f"{', '.join(names)}: draining")
+    return OK
+
+
+def _workers(url: str) -> list[WorkerNow]:
+    with contextlib.closing(connect(url)) as client, translated(url):
+        return workers_at(client)
+
+
+def _resize(url: str, worker: WorkerNow, slots: int) -> bool:
+    """Whether the worker answered."""
+    change = slots - worker.slots
+    if change == 0:
+        return True
+    with contextlib.closing(make_app(url)) as celery, translated(url):
+        order = celery.control.pool_grow if change > 0 else celery.control.pool_shrink
+        return bool(order(abs(change), destination=[worker.name], reply=True, timeout=_REPLY_SECONDS, limit=1))
+
+
+def _json(one: WorkerNow, slots: int) -> dict[str, Any]:
+    return {
+        "name": one.name, "lanes": list(one.lanes), "slots": slots, "claims": one.claims, "leases": one.leases,
+        "waiting": one.waiting, "draining": one.draining,
+    }  # fmt: skip
+
+
+def _table(workers: list[WorkerNow], wanted: dict[str, int]) -> str:
+    width = max([24, *(len(one.name) for one in workers)])
+    lines = [f"{'worker':<{width}}{'slots':>12}{'at endpoints':>14}{'waiting':>10}"]
+    for one in workers:
+        new = wanted.get(one.name, one.slots)
+        slots = f"{one.slots:,}" if new == one.slots else f"{one.slots:,} → {new:,}"
+        state = "  draining" if one.draining else ""
+        lines.append(f"{one.name:<{width}}{slots:>12}{one.leases:>14,}{one.waiting:>10,}{state}")
+    total = sum(wanted.get(one.name, one.slots) for one in workers)
+    return "\n".join([*lines, f"{'total':<{width}}{total:>12,}{sum(one.leases for one in workers):>14,}"])

@@ -1,0 +1,126 @@
+"""`headrace workers list|scale|stop` and Flower, on real workers in the midst of their work."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store.keys import CELERY_PREFIX, RunKeys
+from app.store.live import workers_at
+from tests.acceptance.harness import headrace
+from tests.belt import ROOT, manifest, published, put, until, worker
+
+KEYS = RunKeys("run1")
+SLOW = SimulatorConfig(output_lengths="fixed", output_mean=64, step_seconds=0.5, max_running_requests=1000)
+BRISK = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)
+
+
+def slots(client) -> dict[str, int]:
+    """Name without its host → slots, of all workers."""
+    return {one.name.split("@")[0]: one.slots for one in workers_at(client)}
+
+
+def test_scale_spreads_slots_over_all_workers_and_they_take_effect_at_once(redis_client, redis_url, tmp_path):
+    """Two workers of 2 and 4 slots: 20 altogether are 10 each, and 20 requests run; the list says so."""
+    one = worker(redis_url, tmp_path, "--slots", "2")
+    with running_simulator(SLOW) as endpoint, one, worker(redis_url, tmp_path, "--slots", "4", name="w2"):
+        put(redis_client, redis_url, manifest(endpoint.url), 40)
+        until(lambda: endpoint.stats()["running"] == 6, what="6 running")
+        done = headrace("workers", "scale", 20, "--redis", redis_url)
+        assert done.returncode == 0, done.stderr
+        assert "2 → 10" in done.stdout
+        assert "4 → 10" in done.stdout
+        until(lambda: endpoint.stats()["running"] == 20, what="20 running")
+        until(lambda: slots(redis_client) == {"w1.short-long": 10, "w2.short-long": 10}, what="the list")
+        listed = json.loads(headrace("workers", "list", "--redis", redis_url, "--json").stdout)
+        assert [(one["slots"], one["lanes"]) for one in listed] == [(10, ["short", "long"])] * 2
+        refused = headrace("workers", "scale", 1, "--redis", redis_url)
+        assert (refused.returncode, "2 workers need a slot each" in refused.stderr) == (2, True)
+
+
+def test_a_stopped_worker_hands_over_and_loses_nothing(redis_client, redis_url, tmp_path):
+    """`workers stop` drains one of two: it ends by itself with 0, the other does the rest, each key once."""
+    with running_simulator(BRISK) as endpoint, worker(redis_url, tmp_path, "--slots", "10") as leaving:
+        with worker(redis_url, tmp_path, "--slots", "10", name="w2"):
+            keys = put(redis_client, redis_url, manifest(endpoint.url), 60)
+            until(lambda: endpoint.stats()["running"] == 20, what="both at work")
+            until(lambda: len(slots(redis_client)) == 2, what="both have signed")
+            name = next(one.name for one in workers_at(redis_client) if one.name.startswith("w1."))
+            assert headrace("workers", "stop", name, "--redis", redis_url).returncode == 0
+            assert leaving.wait(30) == 0
+            until(lambda: redis_client.xlen(KEYS.responses) == 60, what="60 responses")
+            assert sorted(one["key"] for one in published(redis_client)) == sorted(keys)
+            assert [one["attempt"] for one in published(redis_client)] == [1] * 60  # nothing was generated twice
+            assert list(slots(redis_client)) == ["w2.short-long"]
+
+
+def test_stopping_waits_for_nobody_longer_than_its_drain_time(redis_client, redis_url, tmp_path):
+    """Answers of 32 s and --drain-seconds 0: it ends at once, and all it held is back in the lane."""
+    arguments = ("--slots", "6", "--drain-seconds", "0")
+    with running_simulator(SLOW) as endpoint, worker(redis_url, tmp_path, *arguments) as leaving:
+        put(redis_client, redis_url, manifest(endpoint.url), 6)
+        until(lambda: endpoint.stats()["running"] == 6, what="6 running")
+        (name,) = until(lambda: [one.name for one in workers_at(redis_client)], what="its sign")
+        assert headrace("workers", "stop", name, "--redis", redis_url).returncode == 0
+        assert leaving.wait(20) == 0
+        assert redis_client.llen(CELERY_PREFIX + "lane.short") == 6
+        assert redis_client.zcard(KEYS.claims("d")) == 0
+
+
+def test_whoever_is_not_there_cannot_be_stopped(redis_url):
+    """One sentence with the names that are."""
+    done = headrace("workers", "stop", "w9", "--redis", redis_url)
+    assert (done.returncode, "No worker w9; there are: none." in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def flower(redis_url):
+    """A Flower on this Redis: asks for a path with or without the password."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli.main", "flower", "--redis", redis_url, "--port", "0"], cwd=ROOT, text=True,
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**os.environ, "HEADRACE_BASIC_AUTH": "me:pass word"},
+    )  # fmt: skip
+    try:
+        base = next(line for line in process.stderr if "Flower at" in line).split()[3]
+
+        def ask(path: str, login: str | None = "me:pass word", method: str = "GET"):
+            request = urllib.request.Request(base + path, method=method)
+            if login:
+                request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                text = answer.read().decode()
+            return json.loads(text) if text.startswith("{") else text
+
+        yield ask
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stderr.close()
+
+
+def test_flower_shows_rows_lanes_and_workers_behind_a_password(flower, redis_client, redis_url, tmp_path):
+    """Task id and args are readable, lanes are queues, Grow makes more run, Shut Down drains; no password: 401."""
+    for login in (None, "me:wrong"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            flower("/api/tasks", login)
+    with running_simulator(BRISK) as endpoint, worker(redis_url, tmp_path, "--slots", "2") as process:
+        until(lambda: list(flower("/api/workers?refresh=1")), what="the worker in Flower")
+        name = next(iter(flower("/api/workers")))
+        assert name.startswith("w1.short-long@")
+        put(redis_client, redis_url, manifest(endpoint.url), 60)
+        tasks = until(lambda: {i: t for i, t in flower("/api/tasks").items() if t["args"]}, what="tasks received")
+        task_id, task = next(iter(tasks.items()))
+        assert task_id.startswith("d:")
+        assert task["args"].startswith("d row ")
+        assert {one["name"] for one in flower("/api/queues/length")["active_queues"]} == {"lane.short", "lane.long"}
+        flower(f"/api/worker/pool/grow/{name}?n=8", method="POST")
+        until(lambda: endpoint.stats()["peak_running"] > 2, what="more at once")
+        flower(f"/api/worker/shutdown/{name}", method="POST")
+        assert process.wait(30) == 0
+        assert redis_client.zcard(KEYS.claims("d")) == 0
