@@ -22,6 +22,7 @@ from app.store.keys import EndpointKeys
 from app.urls import endpoint_key
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, HOLD_TTL_MS, Holdings, Lease
+from workers.suspects import HOME_SECONDS, INNOCENT, Suspicion, name_of
 
 #: After a loss of Redis nothing is admitted for two heartbeats, so that leases are known again.
 SETTLE_MS = int(2 * HEARTBEAT_SECONDS * 1000)
@@ -46,6 +47,9 @@ class _Waiting:
     allowance: int
     may: tuple[str, ...]
     future: asyncio.Future
+    suspicion: Suspicion
+    home: str | None  #: where a suspect waits to be tried, until `home_until`
+    home_until: float
     first_since: float | None = None  #: when it became the first of its lane
 
     def urgent(self) -> bool:
@@ -54,28 +58,34 @@ class _Waiting:
 
     def share(self, granted_ms: int) -> Share:
         """What its lease says of it."""
-        return Share(self.lane.value, self.prompt_tokens, self.allowance, granted_ms, self.kind)
+        company = self.suspicion.company
+        return Share(self.lane.value, self.prompt_tokens, self.allowance, granted_ms, self.kind, company)
+
+    def may_use(self, url: str) -> bool:
+        """Whether it may be sent to this endpoint now."""
+        return url in self.may and (self.home in (None, url) or time.monotonic() > self.home_until)
 
 
 @dataclass(slots=True)
 class _Room:
-    """The waiting room of one run."""
+    """The waiting room of one run: a queue for each lane, and one (None) for suspects, which hold nobody up."""
 
     run: RunManifest
-    lanes: dict[Lane, deque[_Waiting]] = field(default_factory=lambda: {lane: deque() for lane in Lane})
+    queues: dict[Lane | None, deque[_Waiting]] = field(default_factory=lambda: {q: deque() for q in (None, *Lane)})
     ask: int = _ASK_LEAST
 
     def eldest(self) -> list[_Waiting]:
-        """Whom to ask for now: the eldest of each lane, so that neither lane hides the other, in order of arrival."""
+        """Whom to ask for now: the eldest of each queue, so that none hides another: suspects first, for they take the
+        place that is empty already, then in order of arrival."""
         asked: list[_Waiting] = []
-        for queue in self.lanes.values():
+        for queue in self.queues.values():
             while queue and queue[0].future.done():
                 queue.popleft()
             if queue and queue[0].first_since is None:
                 queue[0].first_since = time.monotonic()
             waiting = (w for w in queue if not w.future.done())
             asked += itertools.islice(waiting, self.ask)
-        return sorted(asked, key=lambda waiting: waiting.number)
+        return sorted(asked, key=lambda waiting: (waiting.suspicion.company == 0, waiting.number))
 
 
 class Admission:
@@ -94,23 +104,26 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Tasks that wait for a lease now."""
-        return sum(self.waiting_in(lane) for lane in Lane)
+        return sum(len(queue) for room in self._rooms.values() for queue in room.queues.values())
 
     def waiting_in(self, lane: Lane) -> int:
-        """Tasks of a lane that wait for a lease now. May be called from any thread."""
-        return sum(len(room.lanes[lane]) for room in list(self._rooms.values()))
+        """Tasks of a lane that wait for a lease now, suspects apart. May be called from any thread."""
+        return sum(len(room.queues[lane]) for room in list(self._rooms.values()))
 
     @property
     def held(self) -> int:
         """Leases of this worker."""
         return len(self._holdings.leases)
 
-    async def lease(self, run: RunManifest, task: Task, avoid: str | None = None) -> Lease:
-        """Wait for a share of an endpoint that can take this task. `avoid`: not this one, if another can."""
-        waiting = self._waiting(run, task, avoid)
+    async def lease(
+        self, run: RunManifest, task: Task, avoid: str | None = None, suspicion: Suspicion = INNOCENT
+    ) -> Lease:
+        """Wait for a share of an endpoint that can take this task. `avoid`: not this one, if another can; a suspect
+        goes back there, so that it does not take one endpoint after the other down."""
+        waiting = self._waiting(run, task, avoid, suspicion)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
-        room.lanes[waiting.lane].append(waiting)
+        room.queues[None if suspicion.company else waiting.lane].append(waiting)
         self._wake.set()
         try:
             return await waiting.future
@@ -119,14 +132,16 @@ class Admission:
                 self._holdings.release(waiting.future.result())
             raise
 
-    def _waiting(self, run: RunManifest, task: Task, avoid: str | None) -> _Waiting:
+    def _waiting(self, run: RunManifest, task: Task, avoid: str | None, suspicion: Suspicion) -> _Waiting:
         prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
         may = run.endpoints_for(prompt_tokens, task.max_new_tokens) or run.endpoints
-        others = [url for url in may if url != avoid and not self._endpoints.is_open(url)]
+        home = avoid if suspicion.company and avoid in may else None
+        others = [] if home else [url for url in may if url != avoid and not self._endpoints.is_open(url)]
         lane = lane_of(prompt_tokens, task.max_new_tokens)
         return _Waiting(
-            number, f"{self._name}:{number}", lane, kind_of(run.recipe, task.dataset, lane.value), prompt_tokens,
-            task.max_new_tokens, tuple(others or may), asyncio.get_running_loop().create_future(),
+            number, f"{self._name}:{number}:{name_of(run.run_id, task.key)}", lane,
+            kind_of(run.recipe, task.dataset, lane.value), prompt_tokens, task.max_new_tokens, tuple(others or may),
+            asyncio.get_running_loop().create_future(), suspicion, home, time.monotonic() + HOME_SECONDS,
         )  # fmt: skip
 
     def release(self, lease: Lease) -> None:
@@ -150,7 +165,7 @@ class Admission:
             await asyncio.sleep(_GATHER_SECONDS + _GATHER_SECONDS_PER_LEASE * len(self._holdings.leases))
             self._wake.clear()
             pauses = [await self._decide(room) for room in self._rooms.values()]
-            self._rooms = {run: room for run, room in self._rooms.items() if any(room.lanes.values())}
+            self._rooms = {run: room for run, room in self._rooms.items() if any(room.queues.values())}
             pause = min((p for p in pauses if p is not None), default=None)
 
     async def _decide(self, room: _Room) -> float | None:
@@ -176,7 +191,7 @@ class Admission:
         if settling > 0:
             return min(settling / 1000, _POLL_DOWN_SECONDS)
         if granted == len(asked):
-            return 0.0 if any(room.lanes.values()) else None
+            return 0.0 if any(room.queues.values()) else None
         return _POLL_DOWN_SECONDS if all(map(self._endpoints.is_open, urls)) else _POLL_SECONDS
 
     def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
@@ -212,6 +227,6 @@ def _requests(asked: list[_Waiting], urls: list[str]) -> list[str | int]:
         for w in asked
         for word in (
             w.lease_id, w.lane.value, w.prompt_tokens, w.allowance, w.kind,
-            "".join("1" if url in w.may else "0" for url in urls), "1" if w.urgent() else "0",
+            "".join("1" if w.may_use(url) else "0" for url in urls), "1" if w.urgent() else "0", w.suspicion.company,
         )
     ]  # fmt: skip

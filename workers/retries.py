@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from app.errors import USAGE
 from app.reasons import Reason
 from app.sglang.faults import Fault, FaultKind, Owner
+from workers.suspects import INNOCENT, Suspicion
 
 #: Charged attempts after which a row is given up.
 MOST_CHARGES = 3
@@ -39,17 +40,22 @@ class Halt:
     message: str
 
 
-def decide(fault: Fault, charges: int, attempts: int, endpoint_serves_others: bool) -> Again | Reject | Halt:
+def decide(
+    fault: Fault, charges: int, attempts: int, endpoint_serves_others: bool, death: Suspicion = INNOCENT
+) -> Again | Reject | Halt:
     """What follows a fault.
 
     charges: charged attempts so far. attempts: requests of this delivery so far, this one included.
     endpoint_serves_others: the same endpoint goes on answering other requests, so the row may be to blame.
+    death: if the endpoint died of this or another request, what is known of this task since; nothing is charged then.
     """
     if fault.fatal_for_run:
         return Halt(USAGE, f"{fault.detail}.")
     if fault.owner is Owner.ROW:
         return Reject(_REASONS.get(fault.kind, Reason.REFUSED), fault.detail)
-    charged = fault.chargeable and endpoint_serves_others and not fault.pressure
+    if death.is_guilty:
+        return Reject(Reason.CRASHES_ENDPOINT, f"{death.evidence}; the last time: {fault.detail}")
+    charged = fault.chargeable and endpoint_serves_others and not fault.pressure and not death.companies
     if charged and charges + 1 >= MOST_CHARGES:
         return Reject(Reason.ATTEMPTS_EXHAUSTED, f"{MOST_CHARGES} attempts failed, the last one: {fault.detail}")
     pause = _BACKOFF_SECONDS[min(attempts - 1, len(_BACKOFF_SECONDS) - 1)]

@@ -15,6 +15,9 @@ EPOCH = PREFIX + "epoch"
 RUNS = PREFIX + "runs"
 #: HASH worker name → JSON about it. Owner: each worker for itself.
 WORKER_INFO = PREFIX + "worker-info"
+#: HASH "run:task key" → requests at an endpoint at each death that the task was in flight at, "100,57"; see
+#: workers/suspects.py. Owner: implicate.lua; removed when the key is published.
+DEATHS = PREFIX + "deaths"
 #: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
 #: STRING with expiry: the worker that learns lengths now.
@@ -88,12 +91,12 @@ class EndpointKeys:
 
     @property
     def leases(self) -> str:
-        """ZSET lease id → expiry (ms)."""
+        """ZSET lease id ("worker:number:run:task key") → expiry (ms)."""
         return self._key("leases")
 
     @property
     def lease_info(self) -> str:
-        """HASH lease id → `app.capacity.share.Share`: "lane prompt_tokens allowance granted_ms kind"."""
+        """HASH lease id → `app.capacity.share.Share`: "lane prompt_tokens allowance granted_ms kind [company]"."""
         return self._key("lease-info")
 
     @property
