@@ -53,10 +53,16 @@ def decide(
         return Halt(USAGE, f"{fault.detail}.")
     if fault.owner is Owner.ROW:
         return Reject(_REASONS.get(fault.kind, Reason.REFUSED), fault.detail)
-    if death.is_guilty:
-        return Reject(Reason.CRASHES_ENDPOINT, f"{death.evidence}; the last time: {fault.detail}")
-    charged = fault.chargeable and endpoint_serves_others and not fault.pressure and not death.companies
+    if death.companies:  # the breaker decides when the endpoint is used again
+        return _after_death(fault, death)
+    charged = fault.chargeable and endpoint_serves_others and not fault.pressure
     if charged and charges + 1 >= MOST_CHARGES:
         return Reject(Reason.ATTEMPTS_EXHAUSTED, f"{MOST_CHARGES} attempts failed, the last one: {fault.detail}")
     pause = _BACKOFF_SECONDS[min(attempts - 1, len(_BACKOFF_SECONDS) - 1)]
     return Again(max(pause, fault.retry_after_seconds or 0.0), charged)
+
+
+def _after_death(fault: Fault, death: Suspicion) -> Again | Reject:
+    if death.is_guilty:
+        return Reject(Reason.CRASHES_ENDPOINT, f"{death.evidence}; the last time: {fault.detail}")
+    return Again(_BACKOFF_SECONDS[0], charged=False)

@@ -44,7 +44,7 @@ class Suspicion:
     def evidence(self) -> str:
         """In words, for rejected.jsonl."""
         others = ", ".join(str(n - 1) for n in self.companies)
-        return f"endpoints died {len(self.companies)} times while it was there, in company of {others} other requests"
+        return f"endpoints died {len(self.companies)} times while it was there, beside {others} other requests"
 
 
 INNOCENT = Suspicion()
