@@ -37,6 +37,20 @@ _GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more l
 _ASK_LEAST, _ASK_MOST = 8, 64
 
 
+@dataclass(slots=True)
+class Past:
+    """Where a task was sent before, and what came of it. A suspect goes back to where it was last, so that it does not
+    take down one endpoint after the other."""
+
+    last: str | None = None
+    refused_by: set[str] = field(default_factory=set)
+    suspicion: Suspicion = INNOCENT
+
+    def left_of(self, urls: list[str]) -> list[str]:
+        """Those that have not refused it; all, if all have."""
+        return [url for url in urls if url not in self.refused_by] or urls
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     number: int
@@ -115,15 +129,13 @@ class Admission:
         """Leases of this worker."""
         return len(self._holdings.leases)
 
-    async def lease(
-        self, run: RunManifest, task: Task, avoid: str | None = None, suspicion: Suspicion = INNOCENT
-    ) -> Lease:
-        """Wait for a share of an endpoint that can take this task. `avoid`: not this one, if another can; a suspect
-        goes back there, so that it does not take one endpoint after the other down."""
-        waiting = self._waiting(run, task, avoid, suspicion)
+    async def lease(self, run: RunManifest, task: Task, past: Past | None = None) -> Lease:
+        """Wait for a share of an endpoint that can take this task, by preference not the last one it was at."""
+        past = past or Past()
+        waiting = self._waiting(run, task, past)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
-        room.queues[None if suspicion.company else waiting.lane].append(waiting)
+        room.queues[None if past.suspicion.company else waiting.lane].append(waiting)
         self._wake.set()
         try:
             return await waiting.future
@@ -132,16 +144,16 @@ class Admission:
                 self._holdings.release(waiting.future.result())
             raise
 
-    def _waiting(self, run: RunManifest, task: Task, avoid: str | None, suspicion: Suspicion) -> _Waiting:
+    def _waiting(self, run: RunManifest, task: Task, past: Past) -> _Waiting:
         prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
-        may = run.endpoints_for(prompt_tokens, task.max_new_tokens) or run.endpoints
-        home = avoid if suspicion.company and avoid in may else None
-        others = [] if home else [url for url in may if url != avoid and not self._endpoints.is_open(url)]
+        may = past.left_of(run.endpoints_for(prompt_tokens, task.max_new_tokens) or run.endpoints)
+        home = past.last if past.suspicion.company and past.last in may else None
+        others = [] if home else [url for url in may if url != past.last and not self._endpoints.is_open(url)]
         lane = lane_of(prompt_tokens, task.max_new_tokens)
         return _Waiting(
             number, f"{self._name}:{number}:{name_of(run.run_id, task.key)}", lane,
             kind_of(run.recipe, task.dataset, lane.value), prompt_tokens, task.max_new_tokens, tuple(others or may),
-            asyncio.get_running_loop().create_future(), suspicion, home, time.monotonic() + HOME_SECONDS,
+            asyncio.get_running_loop().create_future(), past.suspicion, home, time.monotonic() + HOME_SECONDS,
         )  # fmt: skip
 
     def release(self, lease: Lease) -> None:

@@ -19,6 +19,7 @@ from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
 from workers.observer import Observer
+from workers.refusals import RefusalBook
 
 log = logging.getLogger(__name__)
 _MANIFEST_SECONDS = 5.0
@@ -47,6 +48,7 @@ class WorkerContext:
         self.endpoints = Endpoints(self.courier, self.client, settings.name)
         self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name, self.run)
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, settings.name)
+        self.refusals = RefusalBook(self.courier)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []

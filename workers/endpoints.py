@@ -10,7 +10,8 @@ import time
 
 import orjson
 
-from app.manifest import RunManifest, drift, guarded
+from app.drift import drift, guarded, objection
+from app.manifest import RunManifest
 from app.sglang.client import Readiness, SGLangClient
 from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo
@@ -39,6 +40,8 @@ class Endpoints:
         self._served_at: dict[str, float] = {}
         self._checks: dict[str, asyncio.Task] = {}
         self._probes: dict[str, asyncio.Task] = {}
+        self._seen_at: dict[str, float] = {}  # url → when a look began that found the run's model there
+        self._looks: dict[str, asyncio.Task] = {}
 
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run."""
@@ -65,6 +68,31 @@ class Endpoints:
     def served(self, url: str) -> None:
         """A request came back well."""
         self._served_at[url] = time.monotonic()
+
+    async def confirm(self, url: str, sent_at: float) -> None:
+        """Be sure that the run's model answered a request sent at that time (time.monotonic). Raises Fault if not.
+
+        A server that took a request and answered it was the one at this address in between. So one look, begun at any
+        time after the sending, confirms all that were sent before it; after a swap that cost us no connection, the
+        answers since the last good look are given up.
+        """
+        while self._seen_at.get(url, 0.0) <= sent_at:
+            look = self._looks.get(url)
+            if look is None:
+                look = self._looks[url] = asyncio.create_task(self._see(url))
+            await asyncio.shield(look)
+
+    async def _see(self, url: str) -> None:
+        began = time.monotonic()
+        try:
+            found = await self._client.serves(url)
+        except Fault as fault:
+            raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: {fault.detail}") from fault
+        finally:
+            del self._looks[url]  # before any waiter goes on: the next one needs a look of its own
+        if change := drift(self._runs[url].server, guarded(found.identity)):
+            raise Fault(FaultKind.ANOTHER_MODEL, f"another model answers there: {change}").at(url)
+        self._seen_at[url] = began
 
     async def after_fault(self, url: str, fault: Fault, started_at: float) -> bool:
         """Take a fault as evidence. Returns whether the endpoint goes on serving others (the row may be to blame).
@@ -138,19 +166,20 @@ class Endpoints:
         except TimeoutError:
             return readiness, f"no generation within {_TRY_SECONDS:g} s"
 
-    async def open(self, url: str, evidence: str, *, loading: bool = False, explains: bool = False) -> None:
-        """Open the breaker for all workers. explains: this evidence says more than that of an open breaker."""
+    async def open(self, url: str, evidence: str, *, loading: bool = False, differs: bool = False) -> None:
+        """Open the breaker for all workers. differs: another model is there; that says more than other evidence."""
         self._open.add(url)
         evidence = evidence.replace(f", at {url}", "")  # whoever shows it names the endpoint
         state = {"since": time.time(), "evidence": evidence, "loading": loading}
+        state |= {"why": "differs"} if differs else {}
         fresh = await self._courier.command("SET", _keys(url).open, orjson.dumps(state), "NX")
-        if not fresh and explains:
+        if not fresh and differs:
             known = orjson.loads(await self._courier.command("GET", _keys(url).open) or b"{}")
             if known.get("evidence") == evidence:
                 return
             state["since"] = known.get("since", state["since"])
             await self._courier.command("SET", _keys(url).open, orjson.dumps(state))
-        if fresh or explains:
+        if fresh or differs:
             log.warning("endpoint_open %s: %s", url, evidence)
 
     async def _learn(self, url: str) -> None:
@@ -161,9 +190,9 @@ class Endpoints:
             await self.open(url, fault.detail)
             return
         self._problems.pop(url, None)
-        if change := drift(self._runs[url].server, guarded(info.identity)):
-            sentence = f"it serves something else than this run was started with: {change}"
-            await self.open(url, sentence, explains=True)
+        run = self._runs[url]
+        if sentence := objection(run.server, run.required, info.identity):
+            await self.open(url, sentence, differs=True)
             return
         self._info[url] = info
         await self._courier.command("SET", _keys(url).info, orjson.dumps(info))

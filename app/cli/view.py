@@ -66,7 +66,7 @@ class View:
         since = self._away.get(endpoint.url)
         if since is None and endpoint.open_since is not None:
             self._away[endpoint.url] = endpoint.open_since
-            self.say(f"{endpoint.url} is away: {_evidence(endpoint)}")
+            self.say(f"{endpoint.url} is {'held' if endpoint.differs else 'away'}: {_evidence(endpoint)}")
         elif since is not None and endpoint.open_since is None:
             del self._away[endpoint.url]
             self.say(f"{endpoint.url} answers again, after {_clock(time.time() - since)}")

@@ -63,6 +63,11 @@ class RunKeys:
         """HASH task key → charged attempts. Removed on commit."""
         return self._key("charges")
 
+    @property
+    def refusals(self) -> str:
+        """HASH "endpoint refused" → rows it refused since the start, "endpoint served" → 1; see workers/refusals.py."""
+        return self._key("refusals")
+
     def payload(self, dataset: str) -> str:
         """HASH task key → packed Task; there from enqueue until published. Its size is what is outstanding."""
         return self._key(f"payload:{dataset}")

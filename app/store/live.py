@@ -19,6 +19,7 @@ class EndpointNow:
     url: str
     open_since: float | None  #: Unix time; None: closed
     evidence: str
+    differs: bool  #: it is held, for it serves something else than the run
     loading: bool
     requests: int  #: leases held
     tokens: int  #: KV tokens they hold by now, about
@@ -82,7 +83,8 @@ def _endpoint(
     rate = float(control.get(b"rate", 0))
     held = [share.prompt_tokens + share.made(now_ms, rate) for share in map(parse_share, shares)]
     return EndpointNow(
-        url=url, open_since=state.get("since"), evidence=state.get("evidence", ""), loading=state.get("loading", False),
+        url=url, open_since=state.get("since"), evidence=state.get("evidence", ""),
+        differs=state.get("why") == "differs", loading=state.get("loading", False),
         requests=len(shares), tokens=round(sum(held)),
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
         f=float(control.get(b"f", 1)), running=_number(control, b"running"), waiting=_number(control, b"waiting"),

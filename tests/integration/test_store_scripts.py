@@ -161,7 +161,8 @@ def test_a_redis_that_forgot_everything_admits_nothing_until_it_settled(redis_cl
 
 def ask(client, *requests, budget=100, per_minute=-1):
     """requests: (id, lane, prompt tokens, urgent). Returns their places at E1."""
-    words = [word for name, lane, prompt, urgent in requests for word in (name, lane, prompt, 1, "kind", "1", urgent, 0)]
+    asked = ((name, lane, prompt, 1, "kind", "1", urgent, 0) for name, lane, prompt, urgent in requests)
+    words = [word for words in asked for word in words]
     keys = [EPOCH, EXPECTED, *lease_keys(E1)]
     return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])[2:]
 
