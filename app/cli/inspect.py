@@ -34,12 +34,11 @@ def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     from app.inventory import render_table
 
     rundir, run_file = existing_run(out)
-    now = find_run(rundir, run_file, redis_url)
-    inventory = inventory_of(rundir, run_file, now)
+    inventory = inventory_of(rundir, run_file, redis_url)
     if as_json:
         show(json.dumps(inventory, ensure_ascii=False))
     else:
-        show(render_table(inventory) + troubles(now))
+        show(render_table(inventory) + troubles(find_run(rundir, run_file, redis_url)))
     return OK
 
 

@@ -20,8 +20,9 @@ from app.store.live import RunNow, look
 ALL_DIFFER_SECONDS, OTHERS_AWAY_SECONDS = 10.0, 600.0
 
 
-def inventory_of(rundir: RunDir, run_file: RunFile, now: RunNow | None) -> dict[str, Any]:
-    """The inventory of a run, running or not; the ledger mends itself on the way. now: what its Redis knows, if any."""
+def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> dict[str, Any]:
+    """The inventory of a run, running or not; the ledger mends itself on the way."""
+    now = find_run(rundir, run_file, redis_url)
     with Ledger.open(rundir) as ledger:
         ledger.catch_up()
         if holder(rundir.lock) is None and not any(one.rows for one in ledger.counts()):
