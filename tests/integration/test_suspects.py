@@ -5,9 +5,11 @@ import asyncio
 import orjson
 import pytest
 
+from app.sglang.simulator import Faults, SimulatorConfig, running_simulator
 from app.store import scripts
 from app.store.courier import Courier
-from app.store.keys import DEATHS, EPOCH, EXPECTED, EndpointKeys
+from app.store.keys import DEATHS, EPOCH, EXPECTED, EndpointKeys, RunKeys
+from tests.belt import manifest, published, put, until, worker
 from workers.admission import lease_keys
 from workers.suspects import Suspicion, implicate, name_of
 
@@ -111,3 +113,15 @@ def test_company_is_halved_until_a_task_is_alone_and_twice_alone_is_guilt():
     assert Suspicion((100, 57)).company == 28
     assert not Suspicion((1, 1)).is_guilty
     assert not Suspicion((1, 1, 1)).is_guilty
+
+
+def test_bystanders_of_an_endpoint_that_dies_of_load_are_never_rejected(redis_client, redis_url, tmp_path):
+    """It dies whenever it has answered twenty: everybody is answered once, nothing charged, no suspicion is left."""
+    faults = Faults(crash_after_completions=20, freeze_seconds=0.05, down_seconds=0.2)
+    config = SimulatorConfig(output_lengths="geometric", output_mean=20, step_seconds=0.01, faults=faults)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url, concurrency=16), 80)
+        until(lambda: redis_client.xlen(RunKeys("run1").responses) == 80, 90, "80 answers")
+        assert endpoint.stats()["crashes"] >= 3
+    assert {record["kind"] for record in published(redis_client)} == {"response"}
+    assert not redis_client.exists(DEATHS, RunKeys("run1").charges)
