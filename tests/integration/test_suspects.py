@@ -4,6 +4,8 @@ import asyncio
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from app.sglang.simulator import Faults, SimulatorConfig, running_simulator
 from app.store import scripts
@@ -98,6 +100,27 @@ def test_an_endpoint_empties_for_a_suspect_that_waited_long_and_the_others_go_on
     assert ask(redis_client, ("d", 0, "11", 0), ("t", 1, "10", 1), endpoints=both) == [0, 1]
     end(redis_client, "s", TWO)
     assert ask(redis_client, ("d", 0, "11", 0), ("e", 0, "11", 0), endpoints=both) == [2, 2]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 2, 5]), st.sampled_from(["10", "01", "11"]), st.booleans(),
+                                st.integers(0, 3)), max_size=25))  # fmt: skip
+def test_whatever_comes_and_goes_nobody_exceeds_the_company_of_a_suspect_that_is_there(redis_client, steps):
+    """At each endpoint, after each decision: no more requests than the smallest company of those held."""
+    redis_client.flushall()
+    redis_client.set(EPOCH, 0)
+    held = {ONE: {}, TWO: {}}
+    for number, (company, may, urgent, ended) in enumerate(steps):
+        for names, there in held.items():
+            for key in list(there)[:ended]:
+                end(redis_client, key, names)
+                del there[key]
+        batch = [(f"{number}-{n}", company if n == 0 else 0, may, int(urgent)) for n in range(4)]
+        for (key, asked, *_), place in zip(batch, ask(redis_client, *batch, endpoints=(ONE, TWO)), strict=True):
+            if place:
+                held[(ONE, TWO)[place - 1]][key] = asked
+        for there in held.values():
+            assert len(there) <= min((company for company in there.values() if company), default=1000)
 
 
 def test_company_is_halved_until_a_task_is_alone_and_twice_alone_is_guilt():
