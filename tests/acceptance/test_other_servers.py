@@ -32,10 +32,10 @@ def test_another_model_in_mid_run_ends_it_with_exit_6_and_nothing_of_it_in_the_f
     out = tmp_path / "out"
     with running_simulator(STEADY) as one:
         with run(out, *words(one.url), "--concurrency", 4) as started:
-            until(lambda: started.lines() > 10, what="lines on disk")
+            until(lambda: started.lines() > 10, 90, what="lines on disk")
             one.faults(freeze_seconds=0.1, down_seconds=0.3, model_after_restart=OTHER)
             one.crash()
-            assert started.wait(60) == 6, started.text()
+            assert started.wait(150) == 6, started.text()
         told = started.log.read_text()
         assert "simulated/teacher → simulated/student" in told
         assert f"{one.url} is held" in told

@@ -27,7 +27,7 @@ def test_a_poisoned_row_is_rejected_and_the_others_are_generated_once(endpoints,
         words = [word for url in urls for word in ("--endpoint", url)]
         words += ["--tokenizer", TOKENIZER, "--max-new-tokens", 64, "--concurrency", 12]
         with run(tmp_path / "out", tmp_path / "rows.jsonl", *words) as started:
-            assert started.wait(120) == 5, started.text()
+            assert started.wait(200) == 5, started.text()
         crashes = sum(until(lambda url=url: stats(url), what="stats")["crashes"] for url in urls)
     (rejected,) = rejections(tmp_path / "out")
     assert (rejected["reason"], rejected["row_number"]) == ("crashes_endpoint", 41)

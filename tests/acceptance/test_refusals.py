@@ -21,7 +21,7 @@ def test_a_limit_that_no_canary_meets_ends_the_run_with_no_row_rejected(tmp_path
     write_rows(data, 300, ())
     with running_simulator(SimulatorConfig(**INSTANT, faults=Faults(refuse_above_new_tokens=16))) as one:
         with run(out, *words(data, one.url)) as started:
-            assert started.wait(60) == 2, started.text()
+            assert started.wait(150) == 2, started.text()
         assert "refused each of" in started.log.read_text()
         assert "HTTP 400" in started.log.read_text()
         totals = status(out)["totals"]
@@ -42,7 +42,7 @@ def test_rows_that_are_to_blame_are_rejected_alone_and_one_endpoint_s_refusal_is
     with running_simulator(SimulatorConfig(**config, faults=Faults(**faults))) as one:
         with running_simulator(SimulatorConfig(**config, faults=Faults(**faults))) as two:
             with run(out, *words(data, one.url, two.url)) as started:
-                assert started.wait(60) == 5, started.text()
+                assert started.wait(150) == 5, started.text()
     lines = [json.loads(line) for path in out.glob("*/rejected.jsonl") for line in path.open("rb")]
     assert sorted(line["row_number"] for line in lines) == [1, 2, 3]
     assert {line["reason"] for line in lines} == {"refused"}
