@@ -145,7 +145,7 @@ class _Story:
         finally:
             self._let_go()
         if fault.kind in (FaultKind.REFUSED, FaultKind.TOO_LONG):
-            return await self._after_refusal(fault, lease)
+            return await self._after_refusal(fault, lease, started)
         charges = int(await self.context.courier.command("HGET", self.keys.charges, self.task.key) or 0)
         decision = decide(fault, charges, attempts, serves_others, death)
         log.info("attempt_failed %s at %s: %s → %s", self.task.id, lease.url, fault, decision)
@@ -160,9 +160,9 @@ class _Story:
         self.past.suspicion = known
         return known if known != before else INNOCENT
 
-    async def _after_refusal(self, fault: Fault, lease: Lease) -> Again | Reject | Halt:
-        again = lease.url in self.past.refused_by
-        refusals = await self.context.refusals.refused(self.run.run_id, lease.endpoint, again=again)
+    async def _after_refusal(self, fault: Fault, lease: Lease, started: float) -> Again | Reject | Halt:
+        again, seconds = lease.url in self.past.refused_by, time.monotonic() - started
+        refusals = await self.context.refusals.refused(self.run.run_id, lease.endpoint, seconds, again=again)
         self.past.refused_by.add(lease.url)
         may = self.run.endpoints_for(len(self.task.prompt_token_ids), self.task.max_new_tokens) or self.run.endpoints
         left = not self.past.refused_by.issuperset(may)

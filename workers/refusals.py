@@ -12,8 +12,8 @@ from app.capacity.share import parse_share
 from app.store.courier import Courier
 from app.store.keys import EndpointKeys, RunKeys
 
-#: A server refuses at its door, at once: what is there for longer was taken.
-TAKEN_MS = 1500
+#: A server refuses at its door: what is there for longer, and much longer than the last refusal took, was taken.
+TAKEN_SECONDS, TAKEN_TIMES = 1.5, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class RefusalBook:
             self._served.add((run_id, endpoint))
             await self._courier.command("HSET", RunKeys(run_id).refusals, f"{endpoint} served", 1)
 
-    async def refused(self, run_id: str, endpoint: str, *, again: bool) -> Refusals:
-        """A refusal came; `again`: of a row that was counted. endpoint: app.urls.endpoint_key."""
+    async def refused(self, run_id: str, endpoint: str, seconds: float, *, again: bool) -> Refusals:
+        """A refusal came after so many seconds; `again`: of a row that was counted. endpoint: app.urls.endpoint_key."""
         book, shares = RunKeys(run_id).refusals, EndpointKeys(endpoint).lease_info
         rows, told, there, clock = await asyncio.gather(
             self._courier.command("HINCRBY", book, f"{endpoint} refused", 0 if again else 1),
@@ -47,6 +47,6 @@ class RefusalBook:
             self._courier.command("HVALS", shares),
             self._courier.command("TIME"),
         )
-        taken_before = int(clock[0]) * 1000 - TAKEN_MS
+        taken_before = 1000 * (int(clock[0]) - max(TAKEN_SECONDS, TAKEN_TIMES * seconds))
         taken = sum(parse_share(share).granted_ms < taken_before for share in there)
         return Refusals(int(rows), taken, bool(told) or (run_id, endpoint) in self._served)

@@ -3,10 +3,13 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, run, verified
 from tests.belt import until
 
+pytestmark = pytest.mark.timeout(300)  # real processes, on a machine that may be busy
 STEADY = SimulatorConfig(**IDS, output_mean=30, step_seconds=0.02, max_total_num_tokens=24_000)
 OTHER = "simulated/student"
 
@@ -28,7 +31,7 @@ def run_file(out):
 
 
 def test_another_model_in_mid_run_ends_it_with_exit_6_and_nothing_of_it_in_the_files(tmp_path):
-    """The only endpoint comes back as another model: both are named, the view says held; later the run completes."""
+    """The only endpoint comes back as another model: both are named, held in mid-run and refused at the next start."""
     out = tmp_path / "out"
     with running_simulator(STEADY) as one:
         with run(out, *words(one.url), "--concurrency", 4) as started:
@@ -42,11 +45,9 @@ def test_another_model_in_mid_run_ends_it_with_exit_6_and_nothing_of_it_in_the_f
         assert "No endpoint serves the run's model any more" in told
         again = headrace("run", "--out", out, *words(one.url))
         assert again.returncode == 6
-        one.faults(model_after_restart=STEADY.model_path, swap_now=True)
-        with run(out, *words(one.url)) as started:
-            assert started.wait() == 0, started.text()
+        assert "simulated/teacher → simulated/student" in again.stderr
     assert {line["model"] for line in raw(out)} == {STEADY.model_path}
-    assert len(raw(out)) == 60
+    assert 10 < len(raw(out)) < 60
     assert verified(out)
 
 
