@@ -19,6 +19,7 @@ from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
 from workers.observer import Observer
+from workers.refusals import RefusalBook
 from workers.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class WorkerContext:
         self.admission = Admission(self.courier, self.holdings, self.endpoints, settings.name, self.run)
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, settings.name)
         self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, settings.name)
+        self.refusals = RefusalBook(self.courier)
         self.draining = False
         self._runs: dict[str, tuple[float, RunManifest]] = {}
         self._loops: list[asyncio.Task] = []

@@ -30,7 +30,7 @@ def existing_run(out: Path):
 
 def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     """`headrace status OUT`."""
-    from app.cli.watching import inventory_of
+    from app.cli.watching import find_run, inventory_of, troubles
     from app.inventory import render_table
 
     rundir, run_file = existing_run(out)
@@ -38,7 +38,7 @@ def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     if as_json:
         show(json.dumps(inventory, ensure_ascii=False))
     else:
-        show(render_table(inventory))
+        show(render_table(inventory) + troubles(find_run(rundir, run_file, redis_url)))
     return OK
 
 

@@ -16,6 +16,9 @@ from app.store.connection import connect
 from app.store.embedded import noted_address
 from app.store.live import RunNow, look
 
+#: No endpoint serves the run's model for so long: the run ends with exit code 6. The second where some do not answer.
+ALL_DIFFER_SECONDS, OTHERS_AWAY_SECONDS = 10.0, 600.0
+
 
 def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> dict[str, Any]:
     """The inventory of a run, running or not; the ledger mends itself on the way."""
@@ -57,6 +60,24 @@ def waiting_for(now: RunNow | None) -> str:
     if now.endpoints and all(endpoint.open_since is not None for endpoint in now.endpoints):
         return "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in now.endpoints)
     return ""
+
+
+def troubles(now: RunNow | None) -> str:
+    """Lines about endpoints that get nothing now, for people; "" if there are none."""
+    away = [endpoint for endpoint in (now.endpoints if now else []) if endpoint.open_since is not None]
+    lines = [f"{one.url} is {'held' if one.differs else 'away'}: {one.evidence}\n" for one in away]
+    return "".join(["\n", *lines]) if lines else ""
+
+
+def nobody_serves(now: RunNow | None) -> tuple[str, float] | None:
+    """If no endpoint serves the run and one serves something else instead: a sentence, and the seconds after which that
+    is final. Shorter if all do; where others are away, they may come back as what they were."""
+    held = [endpoint for endpoint in (now.endpoints if now else []) if endpoint.differs]
+    if not held or any(endpoint.open_since is None for endpoint in now.endpoints):
+        return None
+    alone = len(held) == len(now.endpoints)
+    sentence = "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in held)
+    return sentence, ALL_DIFFER_SECONDS if alone else OTHERS_AWAY_SECONDS
 
 
 def live_of(now: RunNow | None, completions_per_second: float = 0.0) -> Live | None:

@@ -31,6 +31,11 @@ class EndpointNow:
     waiting: int | None = None
     used_tokens: int | None = None
 
+    @property
+    def differs(self) -> bool:
+        """It is held, for it serves something else than the run."""
+        return self.why == Why.DIFFERS
+
 
 @dataclass(frozen=True, slots=True)
 class RunNow:

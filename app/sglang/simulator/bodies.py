@@ -6,9 +6,6 @@ from typing import Any
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Engine, Request
 
-VERSION = "0.5.23"
-
-
 # errors: three shapes of 400, one of 5xx
 
 
@@ -112,7 +109,9 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
     arguments = {
         "model_path": model, "tokenizer_path": config.tokenizer_path or model, "served_model_name": model,
         "skip_tokenizer_init": config.skip_tokenizer_init, "context_length": config.context_length,
-        "kv_cache_dtype": "auto", "mem_fraction_static": 0.8, "max_running_requests": config.max_running_requests,
+        "dtype": config.dtype, "quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype,
+        "revision": None, "json_model_override_args": "{}",
+        "mem_fraction_static": 0.8, "max_running_requests": config.max_running_requests,
         "max_queued_requests": config.max_queued_requests, "max_total_tokens": config.max_total_num_tokens,
         "chunked_prefill_size": 8192, "max_prefill_tokens": 16384, "schedule_policy": "fcfs",
         "schedule_conservativeness": config.schedule_conservativeness, "retraction_policy": config.retraction_policy,
@@ -123,7 +122,8 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
         "incremental_streaming_output": False, "enable_metrics": config.enable_metrics, "disable_radix_cache": True,
         "enable_hierarchical_cache": False, "hicache_ratio": 2.0, "hicache_size": 0, "enable_hisparse": False,
         "speculative_algorithm": None, "speculative_num_steps": None, "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None, "enable_deterministic_inference": False,
+        "speculative_num_draft_tokens": None, "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0, "enable_deterministic_inference": False,
         "enable_priority_scheduling": False, "disaggregation_mode": "null",
     }  # fmt: skip
     live = {
@@ -136,7 +136,7 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
         **arguments, "launch_command": "headrace simulate", "status": status,
         "max_total_num_tokens": config.max_total_num_tokens, "max_req_input_len": config.max_prompt_tokens,
         "hicache_object_layout": {"enabled": False}, "kv_events": None, "startup_time": {},
-        "internal_states": [{**arguments, **live}], "version": VERSION, "frontend": "python",
+        "internal_states": [{**arguments, **live}], "version": config.version, "frontend": "python",
     }  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def loads(config: SimulatorConfig, engine: Engine, now: float) -> dict[str, Any]
         "queues": {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
     }  # fmt: skip
     stamp = datetime.fromtimestamp(now, UTC).isoformat()
-    return {"timestamp": stamp, "version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": [load]}
+    return {"timestamp": stamp, "version": config.version, "accelerator": None, "num_accelerators": 1, "loads": [load]}
 
 
 def metrics(config: SimulatorConfig, engine: Engine, model: str) -> str:
