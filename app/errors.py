@@ -54,3 +54,9 @@ class VerificationFailed(HeadraceError):
     """`headrace verify` found a broken promise."""
 
     exit_code = VERIFICATION_FAILED
+
+
+def error_of(exit_code: int, message: str) -> HeadraceError:
+    """The error that ends with this code, for a message that came from another process."""
+    kinds = {kind.exit_code: kind for kind in (UsageError, Incomplete, StorageError, RecipeChanged)}
+    return kinds.get(exit_code, HeadraceError)(message)

@@ -48,24 +48,6 @@ class Recipe(Strict):
 CONTEXT_MARGIN_TOKENS = 2
 
 
-#: An endpoint that differs from the run's first one in these gives other answers, and is not used.
-GUARDED = ("model", "weight_version", "revision", "dtype", "quantization", "kv_cache_dtype")
-
-
-def guarded(identity: dict[str, Any]) -> dict[str, Any]:
-    """The guarded part of what a server said of itself, without what it does not tell."""
-    told = {name: identity[name] for name in GUARDED if identity.get(name) is not None}
-    if "model" in told:  # hosts keep the same model under different folders
-        told["model"] = told["model"].rstrip("/").rsplit("/", 1)[-1]
-    return told
-
-
-def drift(run: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """How a server differs from the run's, in one line; None if it does not. Untold fields do not differ."""
-    changes = [f"{name} {run[name]} → {now[name]}" for name in GUARDED if name in run and name in now and run[name] != now[name]]  # noqa: E501
-    return ", ".join(changes) or None
-
-
 class Limits(Strict):
     """How much an endpoint takes; None where it does not say."""
 
@@ -93,7 +75,8 @@ class RunManifest(Strict):
     endpoints: list[str]  #: normalised URLs
     vocab_size: int  #: every prompt id lies below it
     output_vocab_size: int  #: every returned id lies below it (models pad their vocabulary beyond the tokenizer's)
-    server: dict[str, Any] = Field(default_factory=dict)  #: what must be the same at every endpoint (GUARDED fields)
+    server: dict[str, Any] = Field(default_factory=dict)  #: what must be the same at every endpoint (app/drift.py)
+    required: dict[str, str] = Field(default_factory=dict)  #: --require: field of a server → value
     limits: dict[str, Limits] = Field(default_factory=dict)  #: per endpoint, where it was asked
     concurrency: int = -1  #: ceilings of requests per endpoint; -1: none
     short_concurrency: int = -1
@@ -141,7 +124,9 @@ class RunFile(Strict):
     parity: dict[str, Any] = Field(default_factory=dict)  #: our prompt ids against the servers' own, at the last start
     retries: list[dict[str, Any]] = Field(default_factory=list)  #: completions asked again, and with what allowance
     versions: dict[str, str] = Field(default_factory=dict)
-    server: dict[str, Any] = Field(default_factory=dict)  #: the model guarded beside the recipe: GUARDED fields
+    server: dict[str, Any] = Field(default_factory=dict)  #: the model guarded beside the recipe (app/drift.py)
+    accepted_drift: list[str] = Field(default_factory=list)  #: guarded fields that --allow-drift ever let differ
+    required: dict[str, str] = Field(default_factory=dict)  #: what --require asked of servers, at the last start
     servers: dict[str, dict[str, Any]] = Field(default_factory=dict)  #: server fingerprint → what it said of itself
 
 

@@ -52,6 +52,8 @@ class RunSettings(BaseModel):
     short_concurrency: int = Field(default=-1, ge=-1)
     long_concurrency: int = Field(default=-1, ge=-1)
     requests_per_minute: int = Field(default=-1, ge=-1)  #: per endpoint, over all workers; -1: no limit
+    allow_drift: list[str] = Field(default_factory=list)  #: guarded fields of a server that may differ (app/drift.py)
+    require: list[str] = Field(default_factory=list)  #: FIELD=VALUE that every server must have
     request_timeout_seconds: float = Field(default=3600.0, gt=0, le=_YEAR_SECONDS)
     endpoint_wait_seconds: float = Field(default=60.0, ge=0, le=_YEAR_SECONDS)
     limit_seconds: float | None = Field(default=None, gt=0, le=_YEAR_SECONDS)

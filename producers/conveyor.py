@@ -23,7 +23,7 @@ from app.packing import compress, unpack_task
 from app.records import RejectedRecord, line_of
 from app.store import scripts
 from app.store.connection import AWAY
-from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
+from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
 from producers.rendering import Parcel
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,9 @@ class Conveyor:
             lambda: scripts.call(
                 self._client, "publish",
                 [self._keys.responses, self._keys.payload(dataset), self._keys.claims(dataset),
-                 self._keys.holders(dataset), self._keys.published(dataset), nowhere.leases, nowhere.lease_info],
-                [record.key, dataset, "rejected", compress(line_of(record)), ""],
+                 self._keys.holders(dataset), self._keys.published(dataset), nowhere.leases, nowhere.lease_info,
+                 DEATHS],
+                [record.key, dataset, "rejected", compress(line_of(record)), "", ""],
             )
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ them: the files say what is missing, never the broker.
 """
 
 import itertools
+import json
 import logging
 import time
 from collections import defaultdict
@@ -17,6 +18,7 @@ from celery import Celery
 
 from app.allowances import Allowances
 from app.crash import crash_point
+from app.errors import error_of
 from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import RunManifest
@@ -255,8 +257,16 @@ class Producer:
             return
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
         self._publish_run()
+        self._heed_halt()
         if again := self._conveyor.send_again(self._names):
             log.warning("sent_again %d tasks that nobody worked on", again)
+
+    def _heed_halt(self) -> None:
+        """A halted run gets no further by itself. Raises what the workers said of it."""
+        halt = self._conveyor.patiently(lambda: self._client.get(RunKeys(self._manifest.run_id).halt))
+        if halt is not None:
+            state = json.loads(halt)
+            raise error_of(state["exit_code"], state["message"])
 
     def _tick(self) -> None:
         if self._stopped():

@@ -22,6 +22,7 @@ from app.store.keys import EndpointKeys
 from app.urls import endpoint_key
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, HOLD_TTL_MS, Holdings, Lease
+from workers.suspects import HOME_SECONDS, INNOCENT, Suspicion, name_of
 
 #: After a loss of Redis nothing is admitted for two heartbeats, so that leases are known again.
 SETTLE_MS = int(2 * HEARTBEAT_SECONDS * 1000)
@@ -36,6 +37,20 @@ _GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more l
 _ASK_LEAST, _ASK_MOST = 8, 64
 
 
+@dataclass(slots=True)
+class Past:
+    """Where a task was sent before, and what came of it. A suspect goes back to where it was last, so that it does not
+    take down one endpoint after the other."""
+
+    last: str | None = None
+    refused_by: set[str] = field(default_factory=set)
+    suspicion: Suspicion = INNOCENT
+
+    def left_of(self, urls: list[str]) -> list[str]:
+        """Those that have not refused it; all, if all have."""
+        return [url for url in urls if url not in self.refused_by] or urls
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     number: int
@@ -44,8 +59,9 @@ class _Waiting:
     kind: str
     prompt_tokens: int
     allowance: int
-    avoid: str | None  #: not this endpoint, if another can
+    past: Past
     future: asyncio.Future
+    home_until: float  #: a suspect waits so long (time.monotonic()) to be tried where it was last
     first_since: float | None = None  #: when it became the first of its lane
 
     def urgent(self) -> bool:
@@ -54,28 +70,30 @@ class _Waiting:
 
     def share(self, granted_ms: int) -> Share:
         """What its lease says of it."""
-        return Share(self.lane.value, self.prompt_tokens, self.allowance, granted_ms, self.kind)
+        company = self.past.suspicion.company
+        return Share(self.lane.value, self.prompt_tokens, self.allowance, granted_ms, self.kind, company)
 
 
 @dataclass(slots=True)
 class _Room:
-    """The waiting room of one run."""
+    """The waiting room of one run: a queue for each lane, and one (None) for suspects, which hold nobody up."""
 
     run: RunManifest
-    lanes: dict[Lane, deque[_Waiting]] = field(default_factory=lambda: {lane: deque() for lane in Lane})
+    queues: dict[Lane | None, deque[_Waiting]] = field(default_factory=lambda: {q: deque() for q in (None, *Lane)})
     ask: int = _ASK_LEAST
 
     def eldest(self) -> list[_Waiting]:
-        """Whom to ask for now: the eldest of each lane, so that neither lane hides the other, in order of arrival."""
+        """Whom to ask for now: the eldest of each queue, so that none hides another: suspects first, for they take the
+        place that is empty already, then in order of arrival."""
         asked: list[_Waiting] = []
-        for queue in self.lanes.values():
+        for queue in self.queues.values():
             while queue and queue[0].future.done():
                 queue.popleft()
             if queue and queue[0].first_since is None:
                 queue[0].first_since = time.monotonic()
             waiting = (w for w in queue if not w.future.done())
             asked += itertools.islice(waiting, self.ask)
-        return sorted(asked, key=lambda waiting: waiting.number)
+        return sorted(asked, key=lambda waiting: (waiting.past.suspicion.company == 0, waiting.number))
 
 
 class Admission:
@@ -94,23 +112,24 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Tasks that wait for a lease now."""
-        return sum(self.waiting_in(lane) for lane in Lane)
+        return sum(len(queue) for room in self._rooms.values() for queue in room.queues.values())
 
     def waiting_in(self, lane: Lane) -> int:
-        """Tasks of a lane that wait for a lease now. May be called from any thread."""
-        return sum(len(room.lanes[lane]) for room in list(self._rooms.values()))
+        """Tasks of a lane that wait for a lease now, suspects apart. May be called from any thread."""
+        return sum(len(room.queues[lane]) for room in list(self._rooms.values()))
 
     @property
     def held(self) -> int:
         """Leases of this worker."""
         return len(self._holdings.leases)
 
-    async def lease(self, run: RunManifest, task: Task, avoid: str | None = None) -> Lease:
-        """Wait for a share of an endpoint that can take this task. `avoid`: not this one, if another can."""
-        waiting = self._waiting(run, task, avoid)
+    async def lease(self, run: RunManifest, task: Task, past: Past | None = None) -> Lease:
+        """Wait for a share of an endpoint that can take this task, by preference not the last one it was at."""
+        past = past or Past()
+        waiting = self._waiting(run, task, past)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
-        room.lanes[waiting.lane].append(waiting)
+        room.queues[None if past.suspicion.company else waiting.lane].append(waiting)
         self._wake.set()
         try:
             return await waiting.future
@@ -119,19 +138,23 @@ class Admission:
                 self._holdings.release(waiting.future.result())
             raise
 
-    def _waiting(self, run: RunManifest, task: Task, avoid: str | None) -> _Waiting:
+    def _waiting(self, run: RunManifest, task: Task, past: Past) -> _Waiting:
         prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
         lane = lane_of(prompt_tokens, task.max_new_tokens)
         return _Waiting(
-            number, f"{self._name}:{number}", lane, kind_of(run.recipe, task.dataset, lane.value), prompt_tokens,
-            task.max_new_tokens, avoid, asyncio.get_running_loop().create_future(),
+            number, f"{self._name}:{number}:{name_of(run.run_id, task.key)}", lane,
+            kind_of(run.recipe, task.dataset, lane.value), prompt_tokens, task.max_new_tokens, past,
+            asyncio.get_running_loop().create_future(), time.monotonic() + HOME_SECONDS,
         )  # fmt: skip
 
     def _may(self, run: RunManifest, waiting: _Waiting) -> str:
         """Which endpoints may take it now, "1" or "0" for each: they come, go and return while it waits."""
-        able = run.endpoints_for(waiting.prompt_tokens, waiting.allowance) or run.endpoints
-        others = [url for url in able if url != waiting.avoid]
-        if any(not self._endpoints.is_open(url) for url in others):
+        past = waiting.past
+        able = past.left_of(run.endpoints_for(waiting.prompt_tokens, waiting.allowance) or run.endpoints)
+        others = [url for url in able if url != past.last]
+        if past.suspicion.company and past.last in able and time.monotonic() < waiting.home_until:
+            able = [past.last]
+        elif any(not self._endpoints.is_open(url) for url in others):
             able = others
         return "".join("1" if url in able else "0" for url in run.endpoints)
 
@@ -156,7 +179,7 @@ class Admission:
             await asyncio.sleep(_GATHER_SECONDS + _GATHER_SECONDS_PER_LEASE * len(self._holdings.leases))
             self._wake.clear()
             pauses = [await self._decide(room) for room in self._rooms.values()]
-            self._rooms = {run: room for run, room in self._rooms.items() if any(room.lanes.values())}
+            self._rooms = {run: room for run, room in self._rooms.items() if any(room.queues.values())}
             pause = min((p for p in pauses if p is not None), default=None)
 
     async def _decide(self, room: _Room) -> float | None:
@@ -184,7 +207,7 @@ class Admission:
         if settling > 0:
             return min(settling / 1000, 1.0)
         if granted == len(asked):
-            return 0.0 if any(room.lanes.values()) else None
+            return 0.0 if any(room.queues.values()) else None
         return _POLL_SECONDS
 
     def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
@@ -201,7 +224,7 @@ class Admission:
             for w in asked
             for word in (
                 w.lease_id, w.lane.value, w.prompt_tokens, w.allowance, w.kind, self._may(run, w),
-                "1" if w.urgent() else "0",
+                "1" if w.urgent() else "0", w.past.suspicion.company,
             )
         ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from workers.admission import Admission
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, Holdings
 from workers.observer import Observer
+from workers.refusals import RefusalBook
 from workers.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class WorkerContext:
         self.admission = Admission(self.courier, self.holdings, self.endpoints, ourselves, self.run)
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, ourselves)
+        self.refusals = RefusalBook(self.courier)
         self.draining = False
         self.slots: Callable[[], int] = lambda: settings.slots  #: as many as the pool has now
         self._runs: dict[str, tuple[float, RunManifest]] = {}

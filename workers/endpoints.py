@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from app.manifest import RunManifest, drift, guarded
+from app.drift import drift, guarded, objection
+from app.manifest import RunManifest
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo, Readiness
@@ -58,6 +59,8 @@ class Endpoints:
         self._checks: dict[str, _Check] = {}
         self._probes: dict[str, asyncio.Task] = {}
         self._idle_since: dict[str, float] = {}  # of those that say that they are leaving
+        self._seen_at: dict[str, float] = {}  # url → when a look began that found the run's model there
+        self._looks: dict[str, asyncio.Task] = {}
 
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run as they are now; those that no run has any more are forgotten."""
@@ -94,6 +97,31 @@ class Endpoints:
     def served(self, url: str) -> None:
         """A request came back well."""
         self._served_at[url] = time.monotonic()
+
+    async def confirm(self, url: str, sent_at: float) -> None:
+        """Be sure that the run's model answered a request sent at that time (time.monotonic). Raises Fault if not.
+
+        A server that took a request and answered it was the one at this address in between. So one look, begun at any
+        time after the sending, confirms all that were sent before it; after a swap that cost us no connection, the
+        answers since the last good look are given up.
+        """
+        while self._seen_at.get(url, 0.0) <= sent_at:
+            look = self._looks.get(url)
+            if look is None:
+                look = self._looks[url] = asyncio.create_task(self._see(url))
+            await asyncio.shield(look)
+
+    async def _see(self, url: str) -> None:
+        began = time.monotonic()
+        try:
+            found = await self._client.serves(url)
+        except Fault as fault:
+            raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: {fault.detail}") from fault
+        finally:
+            del self._looks[url]  # before any waiter goes on: the next one needs a look of its own
+        if change := drift(self._runs[url].server, guarded(found.identity)):
+            raise Fault(FaultKind.ANOTHER_MODEL, f"another model answers there: {change}").at(url)
+        self._seen_at[url] = began
 
     async def after_fault(self, url: str, fault: Fault, started_at: float) -> bool:
         """Take a fault as evidence. Returns whether the endpoint goes on serving others (the row may be to blame).
@@ -132,7 +160,7 @@ class Endpoints:
                     self._start(url, self._learn(url))
             else:
                 self._open[url] = breaker
-                if breaker.why is not Why.HELD:
+                if breaker.why is not Why.DRAINED:
                     self._start(url, self._probe(url))
 
     async def run_forever(self) -> None:
@@ -143,7 +171,7 @@ class Endpoints:
 
     async def close(self) -> None:
         """End what looks at endpoints now."""
-        tasks = [*self._probes.values(), *(check.task for check in self._checks.values())]
+        tasks = [*self._probes.values(), *self._looks.values(), *(check.task for check in self._checks.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -241,8 +269,8 @@ class Endpoints:
                 await self.open(url, fault.detail, why=Why.UNAVAILABLE if fault.pressure else Why.DIED)
             return
         self._problems.pop(url, None)
-        if change := drift(self._runs[url].server, guarded(info.identity)):
-            sentence = f"it serves something else than this run was started with: {change}"
+        run = self._runs[url]
+        if sentence := objection(run.server, run.required, info.identity):
             await self.open(url, sentence, why=Why.DIFFERS, explains=True)
             return
         self._info[url] = info
@@ -252,7 +280,7 @@ class Endpoints:
         """Half-open, again and again: probe until a real generation comes back. One worker does so for all."""
         for attempt in range(1_000_000_000):
             breaker = self._open.get(url)
-            if breaker is None or breaker.why is Why.HELD or url not in self._runs:
+            if breaker is None or breaker.why is Why.DRAINED or url not in self._runs:
                 return
             if not await self._lead_probe(url, _PROBE_TTL_MS):
                 return

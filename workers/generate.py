@@ -21,10 +21,12 @@ from app.records import RejectedRecord, ResponseRecord, Task, line_of
 from app.sglang.client import new_rid
 from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo, Generation
-from app.store.keys import EndpointKeys, RunKeys
+from app.store.keys import DEATHS, EndpointKeys, RunKeys
+from workers.admission import Past
 from workers.context import WorkerContext
 from workers.holdings import HOLD_TTL_MS, Claim, Lease, Work
-from workers.retries import Again, Halt, Reject, decide
+from workers.retries import Again, Halt, Reject, decide, decide_refusal
+from workers.suspects import INNOCENT, Suspicion, implicate, name_of, parse_suspicion
 
 log = logging.getLogger(__name__)
 #: A message whose run Redis does not know waits this long before it goes back: it would come again at once.
@@ -43,8 +45,8 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
     keys = RunKeys(run_id)
     claim = Claim(run_id, dataset, key, f"{context.settings.name}/{uuid.uuid4().hex[:12]}")
     verdict, *rest = await context.courier.script(
-        "claim", [keys.payload(dataset), keys.claims(dataset), keys.holders(dataset), keys.halt],
-        [key, claim.holder, HOLD_TTL_MS],
+        "claim", [keys.payload(dataset), keys.claims(dataset), keys.holders(dataset), keys.halt, DEATHS],
+        [key, claim.holder, HOLD_TTL_MS, name_of(run_id, key)],
     )  # fmt: skip
     if verdict != b"claimed":
         return verdict.decode()
@@ -57,7 +59,9 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
             raise HandBack
         task = unpack_task(rest[0])
         work.id = task.id
-        return await _Story(context, run, keys, claim, work, task).tell()
+        story = _Story(context, run, keys, claim, work, task, Past())
+        story.past.suspicion = parse_suspicion(rest[1])
+        return await story.tell()
     except BaseException:
         await asyncio.shield(_hand_back(context, keys, claim))
         raise
@@ -82,12 +86,13 @@ class _Story:
     claim: Claim
     work: Work
     task: Task
+    past: Past
 
     async def tell(self) -> str:
         """Attempt until the completion is there, the row is given up, or the run is halted."""
-        attempts, avoid = 0, None
+        attempts = 0
         while True:
-            lease = await self.context.admission.lease(self.run, self.task, avoid)
+            lease = await self.context.admission.lease(self.run, self.task, self.past)
             crash_point("lease_granted")
             attempts += 1
             self.work.lease = lease
@@ -96,7 +101,6 @@ class _Story:
             try:
                 generation, info = await self._request(lease)
             except Fault as fault:
-                self._let_go()
                 decision = await self._after(fault, lease, attempts, started)
             except BaseException:
                 self._let_go()
@@ -104,6 +108,7 @@ class _Story:
             else:
                 crash_point("request_answered")
                 self.context.endpoints.served(lease.url)
+                await self.context.refusals.served(self.run.run_id, lease.endpoint)
                 self.context.observer.finished(self.run, self.task, lease, generation, time.monotonic() - started)
                 record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
                 return await self._publish("response", line_of(record))
@@ -111,12 +116,13 @@ class _Story:
                 return await self._publish("rejected", line_of(self._rejection(decision, int(await sent))))
             if isinstance(decision, Halt):
                 return await self._halt(decision)
-            avoid = lease.url
+            self.past.last = lease.url
             await asyncio.sleep(decision.after_seconds)
             self.run = await self.context.run(self.run.run_id) or self.run
 
     async def _request(self, lease: Lease) -> tuple[Generation, EndpointInfo]:
         info = await self.context.endpoints.known(lease.url)
+        sent_at = time.monotonic()
         generation = await self.work.request(self.context.client.generate(
             lease.url,
             self.task.prompt_token_ids,
@@ -130,6 +136,7 @@ class _Story:
         told = generation.meta_info.get("weight_version")
         if told is not None and info.weight_version is not None and told != info.weight_version:
             raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")
+        await self.context.endpoints.confirm(lease.url, sent_at)
         return generation, info
 
     def _let_go(self) -> None:
@@ -140,13 +147,36 @@ class _Story:
     async def _after(self, fault: Fault, lease: Lease, attempts: int, started: float) -> Again | Reject | Halt:
         if fault.kind is FaultKind.QUEUE_FULL:
             self.context.observer.refused(lease)
-        serves_others = await self.context.endpoints.after_fault(lease.url, fault, started)
+        try:
+            if not fault.reached:
+                self._let_go()  # it was not there; the others keep their leases: at a death they tell who was
+            serves_others = await self.context.endpoints.after_fault(lease.url, fault, started)
+            death = await self._death(lease)
+        finally:
+            self._let_go()
+        if fault.kind in (FaultKind.REFUSED, FaultKind.TOO_LONG):
+            return await self._after_refusal(fault, lease, started)
         charges = int(await self.context.courier.command("HGET", self.keys.charges, self.task.key) or 0)
-        decision = decide(fault, charges, attempts, serves_others)
+        decision = decide(fault, charges, attempts, serves_others, death)
         log.info("attempt_failed %s at %s: %s → %s", self.task.id, lease.url, fault, decision)
         if isinstance(decision, Again) and decision.charged:
             await self.context.courier.command("HINCRBY", self.keys.charges, self.task.key, 1)
         return decision
+
+    async def _death(self, lease: Lease) -> Suspicion:
+        """What is known of this task, if the endpoint died while its request was there; else nothing."""
+        before = self.past.suspicion
+        known = await implicate(self.context.courier, lease.endpoint, self.run.run_id, self.task.key)
+        self.past.suspicion = known
+        return known if known != before else INNOCENT
+
+    async def _after_refusal(self, fault: Fault, lease: Lease, started: float) -> Again | Reject | Halt:
+        again, seconds = lease.url in self.past.refused_by, time.monotonic() - started
+        refusals = await self.context.refusals.refused(self.run.run_id, lease.endpoint, seconds, again=again)
+        self.past.refused_by.add(lease.url)
+        may = self.run.endpoints_for(len(self.task.prompt_token_ids), self.task.max_new_tokens) or self.run.endpoints
+        left = not self.past.refused_by.issuperset(may)
+        return decide_refusal(fault, refusals, again=again, others_left=left)
 
     async def _publish(self, kind: str, line: bytes) -> str:
         """One call ends claim and lease in Redis; they are forgotten here first, or a heartbeat could revive them."""
@@ -159,8 +189,9 @@ class _Story:
         entered = await self.context.courier.script(
             "publish",
             [self.keys.responses, self.keys.payload(dataset), self.keys.claims(dataset), self.keys.holders(dataset),
-             self.keys.published(dataset), endpoint.leases, endpoint.lease_info],
-            [self.task.key, dataset, kind, compress(line), lease.id if lease else ""],
+             self.keys.published(dataset), endpoint.leases, endpoint.lease_info, DEATHS],
+            [self.task.key, dataset, kind, compress(line), lease.id if lease else "",
+             name_of(self.run.run_id, self.task.key)],
         )  # fmt: skip
         crash_point("response_published")
         return kind if entered else "published before"

@@ -66,7 +66,7 @@ def drain_command(words: tuple[str, ...], redis_url: str | None) -> int:
     with _runs(out, redis_url) as (client, runs):
         _refuse_strangers(urls, runs)
         for url in urls:
-            call(client, *opening(url, Why.HELD, _DRAINED))
+            call(client, *opening(url, Why.DRAINED, _DRAINED))
             say(f"{url} gets nothing new; {in_flight(client, url)} requests finish there")
     return OK
 
@@ -80,7 +80,7 @@ def remove_command(words: tuple[str, ...], redis_url: str | None, wait: bool) ->
             if not set(run.endpoints) - set(urls):
                 raise UsageError(f"Run {run.run_id} would have no endpoint left; add another one first, or drain it.")
         for url in urls:
-            call(client, *opening(url, Why.HELD, _DRAINED))
+            call(client, *opening(url, Why.DRAINED, _DRAINED))
             for run in runs:
                 remove_endpoint(client, run.run_id, url)
         for url in urls:

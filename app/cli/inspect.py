@@ -30,15 +30,15 @@ def existing_run(out: Path):
 
 def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     """`headrace status OUT`."""
-    from app.cli.watching import inventory_of
+    from app.cli.watching import Near, troubles
     from app.inventory import render_table
 
-    rundir, run_file = existing_run(out)
-    inventory = inventory_of(rundir, run_file, redis_url)
+    with contextlib.closing(Near(*existing_run(out), redis_url)) as sight:
+        seen = sight.take()
     if as_json:
-        show(json.dumps(inventory, ensure_ascii=False))
+        show(json.dumps(seen.inventory, ensure_ascii=False))
     else:
-        show(render_table(inventory))
+        show(render_table(seen.inventory) + troubles(seen.endpoints))
     return OK
 
 

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 import app
 from app.cli.parity import compare
 from app.cli.talk import say
+from app.drift import allowed, drift, guarded, news, objection, requirements, unmet
 from app.errors import RecipeChanged, StorageError, UsageError
 from app.jsonl import first_and_last
 from app.manifest import (
@@ -27,8 +28,6 @@ from app.manifest import (
     Recipe,
     RunFile,
     RunManifest,
-    drift,
-    guarded,
     read_run_file,
     refuse_other_recipe,
     write_run_file,
@@ -73,6 +72,8 @@ def check_cheaply(settings: RunSettings) -> None:
     if settings.redis is not None:
         connect(settings.redis).close()  # connects at its first command, not here
     parse_inputs(settings.inputs)
+    requirements(settings.require)
+    allowed(settings.allow_drift)
 
 
 def prepare(settings: RunSettings) -> Prepared:
@@ -139,14 +140,25 @@ def record_digests(rundir: RunDir) -> None:
     write_run_file(rundir.run_json, run_file.model_copy(update={"datasets": hashed}))
 
 
-def record_servers(rundir: RunDir, client: redis.Redis, urls: list[str]) -> None:
+def record_servers(rundir: RunDir, client: redis.Redis, manifest: RunManifest, say) -> None:
     """Servers that workers met since the start (one was away then, or came back as another version) into run.json."""
     run_file = read_run_file(rundir.run_json)
-    told = [client.get(EndpointKeys(endpoint_key(url)).info) for url in urls]
+    told = [client.get(EndpointKeys(endpoint_key(url)).info) for url in manifest.endpoints]
     infos = [EndpointInfo(**json.loads(data)) for data in told if data]
-    met = {info.fingerprint: info.identity for info in infos if drift(run_file.server, guarded(info.identity)) is None}
-    if met.keys() - run_file.servers.keys():
-        write_run_file(rundir.run_json, run_file.model_copy(update={"servers": run_file.servers | met}))
+    met = [info for info in infos if objection(manifest.server, manifest.required, info.identity) is None]
+    if any(info.fingerprint not in run_file.servers for info in met):
+        write_run_file(rundir.run_json, _with_servers(run_file, met, say))
+
+
+def _with_servers(run_file: RunFile, met: list[EndpointInfo], say) -> RunFile:
+    """A run that knows these servers, too; how one differs from its first is told once."""
+    servers = dict(run_file.servers)
+    for info in met:
+        if info.fingerprint not in servers:
+            servers[info.fingerprint] = info.identity
+            if change := news(next(iter(servers.values())), info.identity):
+                say(f"{info.url} is not quite the run's first server, and is used: {change} (run.json has both)")
+    return run_file.model_copy(update={"servers": servers})
 
 
 def make_directory(out: Path) -> RunDir:
@@ -257,7 +269,7 @@ def meet_endpoints(
         prepared.urls, sampling, api_key=api_key, vocab_size=padded(prepared.vocab_size),
         wait_seconds=math.inf if prepared.run_file.servers else settings.endpoint_wait_seconds, say=say,
     )  # fmt: skip
-    run_file = _guard_model(prepared, found)
+    run_file = _guard_model(prepared, found, say)
     if not prepared.run_file.servers:
         run_file = _with_tools_of(run_file, found)
     run_file = run_file.model_copy(update={"parity": _parity(prepared, run_file, found, api_key, say)})
@@ -268,15 +280,22 @@ def meet_endpoints(
     manifest = RunManifest(
         run_id=run_file.run_id, recipe=run_file.recipe_fingerprint, sampling=sampling, endpoints=prepared.urls,
         vocab_size=min(prepared.vocab_size, model_vocab or prepared.vocab_size),
-        output_vocab_size=model_vocab or padded(prepared.vocab_size), server=run_file.server,
+        output_vocab_size=model_vocab or padded(prepared.vocab_size),
+        server=_guard(run_file, settings), required=run_file.required,
         limits={url: Limits(context_tokens=i.usable_context, prompt_tokens=i.max_req_input_len)
                 for url, i in infos.items()},
         concurrency=settings.concurrency, short_concurrency=settings.short_concurrency,
         long_concurrency=settings.long_concurrency, requests_per_minute=settings.requests_per_minute,
         request_timeout_seconds=settings.request_timeout_seconds,
     )  # fmt: skip
+    room = manifest.output_room(1)
+    if room is not None and room < settings.max_new_tokens and not settings.fit_output:
+        raise UsageError(
+            f"--max-new-tokens {settings.max_new_tokens} leaves no endpoint room for a prompt (at most {room} with one "
+            "token); lower it, or give --fit-output."
+        )
     with translated(redis_url):
-        _tell_redis(client, manifest, found, run_file.server)
+        _tell_redis(client, manifest, found)
     return prepared, manifest
 
 
@@ -296,35 +315,52 @@ def _parity(prepared: Prepared, run_file: RunFile, found: dict, api_key: SecretS
     return compare(prepared.settings, prepared.datasets, options, urls, api_key)
 
 
-def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict, server: dict) -> None:
+def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict) -> None:
     keys = RunKeys(manifest.run_id)
     client.set(keys.manifest, manifest.model_dump_json())
     client.sadd(RUNS, manifest.run_id)
-    client.delete(keys.halt)
+    client.delete(keys.halt, keys.refusals)
     for url, info in found.items():
-        trouble = info if isinstance(info, str) else drift(server, guarded(info.identity))
-        if trouble:
-            why = Why.UNAVAILABLE if info == LOADING else Why.DIED if isinstance(info, str) else Why.DIFFERS
+        differs = None if isinstance(info, str) else objection(manifest.server, manifest.required, info.identity)
+        if trouble := info if isinstance(info, str) else differs:
+            why = Why.UNAVAILABLE if info == LOADING else Why.DIFFERS if differs else Why.DIED
             call(client, *opening(url, why, trouble))
             log.warning("endpoint_open %s: %s", url, trouble)
         else:
             call(client, *closing(url))
 
 
-def _guard_model(prepared: Prepared, found: dict[str, EndpointInfo | str]) -> RunFile:
+def _guard_model(prepared: Prepared, found: dict[str, EndpointInfo | str], say) -> RunFile:
     """One run never mixes models: the first one seen is the run's. Raises RecipeChanged if no endpoint serves it."""
-    run_file = prepared.run_file
+    run_file, settings = prepared.run_file, prepared.settings
+    required = requirements(settings.require)
     infos = [info for info in found.values() if isinstance(info, EndpointInfo)]
-    server = run_file.server or guarded(infos[0].identity)
-    changes = [(info.url, change) for info in infos if (change := drift(server, guarded(info.identity)))]
-    if changes and len(changes) == len(infos):
-        url, change = changes[0]
+    fit = [info for info in infos if unmet(required, info.identity) is None]
+    if not fit:
         raise RecipeChanged(
-            f"{url} serves something else than {prepared.settings.out} was started with: {change}. "
-            "Start the same server again, or use another --out."
+            f"No endpoint has what the run requires: {infos[0].url}: {unmet(required, infos[0].identity)}. "
+            "Start a server that has it, or change --require."
         )
-    servers = run_file.servers | {info.fingerprint: info.identity for info in infos}
-    return run_file.model_copy(update={"server": server, "servers": servers})
+    run_file = run_file.model_copy(
+        update={
+            "server": run_file.server or guarded(fit[0].identity), "required": required,
+            "accepted_drift": list(dict.fromkeys([*run_file.accepted_drift, *settings.allow_drift])),
+        }
+    )  # fmt: skip
+    server = _guard(run_file, settings)
+    usable = [info for info in fit if drift(server, guarded(info.identity)) is None]
+    if not usable:
+        raise RecipeChanged(
+            f"{fit[0].url} serves something else than {settings.out} was started with: "
+            f"{drift(server, guarded(fit[0].identity))}. Start the same server again, use another --out, or accept the "
+            "difference with --allow-drift FIELD."
+        )
+    return _with_servers(run_file, usable, say)
+
+
+def _guard(run_file: RunFile, settings: RunSettings) -> dict[str, Any]:
+    """What must be the same at every endpoint: as the run began, without what --allow-drift accepts."""
+    return {name: value for name, value in run_file.server.items() if name not in settings.allow_drift}
 
 
 def _new_run(recipe: Recipe) -> RunFile:

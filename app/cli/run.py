@@ -97,7 +97,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         ))  # fmt: skip
         code = _produce(settings, prepared.run_file, manifest, client, settings.redis, wait=wait)
         record_digests(prepared.rundir)
-        record_servers(prepared.rundir, client, manifest.endpoints)
+        record_servers(prepared.rundir, client, manifest, say)
         say(f"{'complete' if wait else 'everything is enqueued'}; `headrace status {settings.out}` shows the counts")
         return code
 

@@ -20,7 +20,7 @@ from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
 from app.cli.view import View
-from app.cli.watching import facts_of
+from app.cli.watching import facts_of, nobody_serves
 from app.errors import (
     INTERNAL,
     OK,
@@ -28,11 +28,10 @@ from app.errors import (
     SOME_REJECTED,
     STORAGE,
     USAGE,
-    HeadraceError,
     Incomplete,
     RecipeChanged,
     StorageError,
-    UsageError,
+    error_of,
 )
 from app.ledger import Ledger
 from app.lock import Held
@@ -78,6 +77,7 @@ class Supervisor:
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
     _commands: ChangeCommands | None = None
+    _unserved_since: float | None = None  #: no endpoint serves the run's model since then
     _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
@@ -171,7 +171,8 @@ class Supervisor:
                     self.final = seen.inventory
                     return SOME_REJECTED if self.final["totals"]["rejected"] else OK
                 if now is not None and now.halt is not None:
-                    raise _halted(now.halt)
+                    raise error_of(now.halt["exit_code"], now.halt["message"])
+                self._refuse_other_models(now)
                 if self._stopped():
                     raise Incomplete("Stopped with rows pending; the same command resumes.")
                 self._commands.heed(self._manifest.endpoints)
@@ -185,6 +186,20 @@ class Supervisor:
                 f"{self.prepared.settings.out} was moved or removed while the run went on; put it back and resume."
             )
 
+    def _refuse_other_models(self, now: RunNow | None) -> None:
+        """Raises RecipeChanged once nobody has served the run's model for long, and somebody serves another."""
+        unserved = nobody_serves(now)
+        if unserved is None:
+            self._unserved_since = None
+            return
+        sentence, seconds = unserved
+        self._unserved_since = self._unserved_since or time.monotonic()
+        if time.monotonic() - self._unserved_since > seconds:
+            raise RecipeChanged(
+                f"No endpoint serves the run's model any more: {sentence}. "
+                "Start the same server again and repeat the command, or use another --out."
+            )
+
     def _now_and_then(self) -> None:
         """What need not be done at every look."""
         if time.monotonic() - self._done_at >= _NOW_AND_THEN_SECONDS:
@@ -194,7 +209,7 @@ class Supervisor:
 
     def _record_servers(self) -> None:
         with contextlib.suppress(*AWAY):
-            record_servers(self.prepared.rundir, self._client, self._manifest.endpoints)
+            record_servers(self.prepared.rundir, self._client, self._manifest, self.view.say)
 
     def _look(self) -> RunNow | None:
         names = [dataset.name for dataset in self.prepared.datasets]
@@ -298,18 +313,9 @@ def _refuse_hopeless(child: Child) -> None:
     """Raise what a child said if starting it again cannot help: what a person must change, or many deaths in a row."""
     status = child.ended()
     if status in (USAGE, RECIPE_CHANGED):
-        raise _error(status, child.last_words())
+        raise error_of(status, child.last_words())
     if status == STORAGE:  # Redis or the disk is full or away: it is tried again until it is mended
         return
     if status is not None and child.deaths >= (_MOST_INTERNAL if status == INTERNAL else _MOST_DEATHS):
         times = f"{child.name} ended {child.deaths + 1} times in a row"
-        raise _error(status, f"{times} ({child.last_words()}); see {child.log_path}.")
-
-
-def _halted(halt: dict) -> HeadraceError:
-    return _error(halt["exit_code"], halt["message"])
-
-
-def _error(status: int, message: str) -> HeadraceError:
-    kinds = {kind.exit_code: kind for kind in (UsageError, StorageError, RecipeChanged)}
-    return kinds.get(status, HeadraceError)(message)
+        raise error_of(status, f"{times} ({child.last_words()}); see {child.log_path}.")

@@ -23,7 +23,7 @@ from app.store.live import EndpointNow
 
 _DRAW_SECONDS = 1.0
 _AWAY = {
-    "unavailable": "unavailable", "leaving": "leaving", "differs": "not used", "drained": "drained",
+    "unavailable": "unavailable", "leaving": "leaving", "differs": "held", "drained": "drained",
     "half-open": "on trial",
 }  # fmt: skip; everything else: away
 _LEAST_LINES = 4  # of datasets and of endpoints each, however low the terminal
@@ -35,6 +35,7 @@ class View:
     def __init__(self, line_seconds: float = 30.0, console: Console | None = None):
         self._line_seconds = line_seconds
         self._away: dict[str, float] = {}
+        self._held: set[str] = set()  #: serve something else
         self._console = console or Console(stderr=True)
         self._size = self._console.size
         self._live: Live | None = None
@@ -89,8 +90,12 @@ class View:
         since = self._away.get(endpoint.url)
         if since is None and endpoint.open_since is not None:
             self._away[endpoint.url] = endpoint.open_since
-            self.say(f"{endpoint.url} is away: {_evidence(endpoint)}")
-        elif since is not None and endpoint.open_since is None:
+            if not endpoint.differs:
+                self.say(f"{endpoint.url} is away: {_evidence(endpoint)}")
+        if endpoint.differs and endpoint.url not in self._held:
+            self.say(f"{endpoint.url} is held: {_evidence(endpoint)}")
+        (self._held.add if endpoint.differs else self._held.discard)(endpoint.url)
+        if since is not None and endpoint.open_since is None:
             del self._away[endpoint.url]
             self.say(f"{endpoint.url} answers again, after {_clock(time.time() - since)}")
 

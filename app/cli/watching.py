@@ -5,7 +5,7 @@ With OUT on this host both are used; from another host the collector's report st
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ from app.settings import load_settings
 from app.snapshot import COLLECTOR_SECONDS, Snapshot, snapshot
 from app.store.connection import connect, safe_url, translated
 from app.store.embedded import noted_address
-from app.store.live import RunNow, histograms, look, runs_at
+from app.store.live import EndpointNow, RunNow, histograms, look, runs_at
 from app.store.report import Report
 
 _AGAIN_SECONDS = 2.0
+
+#: No endpoint serves the run's model for so long: the run ends with exit code 6. The second where some do not answer.
+ALL_DIFFER_SECONDS, OTHERS_AWAY_SECONDS = 10.0, 600.0
 
 
 class _Redis:
@@ -196,3 +199,21 @@ def inventory_of(rundir: RunDir, run_file: RunFile, redis_url: str | None) -> di
     """The inventory of a run, running or not; the ledger mends itself on the way."""
     with contextlib.closing(Near(rundir, run_file, redis_url)) as sight:
         return sight.take().inventory
+
+
+def troubles(endpoints: Sequence[EndpointNow]) -> str:
+    """Lines about endpoints that get nothing now, for people; "" if there are none."""
+    away = [endpoint for endpoint in endpoints if endpoint.open_since is not None]
+    lines = [f"{one.url} is {'held' if one.differs else 'away'}: {one.evidence}\n" for one in away]
+    return "".join(["\n", *lines]) if lines else ""
+
+
+def nobody_serves(now: RunNow | None) -> tuple[str, float] | None:
+    """If no endpoint serves the run and one serves something else instead: a sentence, and the seconds after which that
+    is final. Shorter if all do; where others are away, they may come back as what they were."""
+    held = [endpoint for endpoint in (now.endpoints if now else []) if endpoint.differs]
+    if not held or any(endpoint.open_since is None for endpoint in now.endpoints):
+        return None
+    alone = len(held) == len(now.endpoints)
+    sentence = "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in held)
+    return sentence, ALL_DIFFER_SECONDS if alone else OTHERS_AWAY_SECONDS

@@ -147,6 +147,10 @@ class SGLangClient:
         """How the endpoint was started, as far as it says. Raises Fault."""
         return launch_of(await self._get_object(url, "/server_info", "/get_server_info"))
 
+    async def serves(self, url: str) -> EndpointInfo:
+        """Which model and weights the endpoint serves now, and no more: answered from its memory. Raises Fault."""
+        return endpoint_info(url, await self._get_object(url, "/model_info", "/get_model_info"), {}, {})
+
     async def loads(self, url: str) -> Loads | None:
         """What the endpoint has in hand, or None if it can't say. Raises Fault."""
         new = loads_from_v1(await self._get_json(url, "/v1/loads"))

@@ -55,6 +55,8 @@ class FaultKind(StrEnum):
     BAD_OUTPUT_IDS = "bad_output_ids"
     NAN = "nan"
     MIXED_WEIGHTS = "mixed_weights"
+    ANOTHER_MODEL = "another_model"
+    UNCONFIRMED = "unconfirmed"
     UNUSABLE_VERSION = "unusable_version"
     # ours
     UNAUTHORIZED = "unauthorized"
@@ -106,6 +108,8 @@ VERDICTS: dict[FaultKind, Verdict] = {
     FaultKind.BAD_OUTPUT_IDS: Verdict("the answer has ids that the model does not have", _ENDPOINT, reached=True, chargeable=True),  # noqa: E501
     FaultKind.NAN: Verdict("the model's numbers failed (NaN)", _ENDPOINT, reached=True, chargeable=True),
     FaultKind.MIXED_WEIGHTS: Verdict("the weights were changed in the middle of it", _ENDPOINT, reached=True),
+    FaultKind.ANOTHER_MODEL: Verdict("another model answers there", _ENDPOINT, reached=True),
+    FaultKind.UNCONFIRMED: Verdict("it was gone before it could be asked which model had answered", _ENDPOINT, reached=True),  # noqa: E501
     FaultKind.UNUSABLE_VERSION: Verdict("this version of the server returns no output ids, or wrong ones", _ENDPOINT, reached=True, fatal_for_run=True),  # noqa: E501
     FaultKind.UNAUTHORIZED: Verdict("the endpoint wants another API key", _OURS, fatal_for_run=True),
     FaultKind.NOT_FOUND: Verdict("there is no SGLang at this address", _OURS, fatal_for_run=True),

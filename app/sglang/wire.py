@@ -57,12 +57,15 @@ class EndpointInfo:
     speculative_num_steps: int | None = None
     speculative_eagle_topk: int | None = None
     speculative_num_draft_tokens: int | None = None
+    speculative_accept_threshold_single: float | None = None
+    speculative_accept_threshold_acc: float | None = None
+    json_model_override_args: str | None = None
     schedule_conservativeness: float | None = None
     deterministic: bool | None = None  #: --enable-deterministic-inference: without a seed, equal prompts, equal answers
 
     @property
     def identity(self) -> JSONObject:
-        """What changes answers: the same dict from two endpoints means that they may serve one run."""
+        """What may change answers, and what tells servers apart; app/drift.py says which of it may differ in a run."""
         return {name: getattr(self, name) for name in _IDENTITY}
 
     @property
@@ -92,7 +95,8 @@ class EndpointInfo:
 _IDENTITY = (
     "model", "version", "weight_version", "revision", "tokenizer_path", "context_length", "dtype", "quantization",
     "kv_cache_dtype", "speculative_algorithm", "speculative_draft_model", "speculative_num_steps",
-    "speculative_eagle_topk", "speculative_num_draft_tokens",
+    "speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_accept_threshold_single",
+    "speculative_accept_threshold_acc", "json_model_override_args",
 )  # fmt: skip
 
 

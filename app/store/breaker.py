@@ -28,7 +28,7 @@ class Why(StrEnum):
     UNAVAILABLE = "unavailable"  #: loading, or a router with nobody behind it: pressure, no death
     LEAVING = "leaving"  #: told to stop; what runs there finishes
     DIFFERS = "differs"  #: serves something else than the run was started with
-    HELD = "held"  #: drained by a person, until a person ends it
+    DRAINED = "drained"  #: drained by a person, until a person ends it
 
     @property
     def is_death(self) -> bool:

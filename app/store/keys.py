@@ -20,6 +20,9 @@ WOKE = PREFIX + "woke"
 RUNS = PREFIX + "runs"
 #: HASH worker name → JSON about it, `at` in Redis time. Owner: each worker for itself, at every heartbeat.
 WORKER_INFO = PREFIX + "worker-info"
+#: HASH "run:task key" → requests at an endpoint at each death that the task was in flight at, "100,57"; see
+#: workers/suspects.py. Owner: implicate.lua; removed when the key is published.
+DEATHS = PREFIX + "deaths"
 #: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
 #: STREAM of losses of endpoints and their ends (app/store/breaker.py), the last thousand. Owner: the breaker's scripts.
@@ -87,6 +90,11 @@ class RunKeys:
         """HASH dataset → rows its input is expected to have. Owner: the producer, until it has read them."""
         return self._key("expected-rows")
 
+    @property
+    def refusals(self) -> str:
+        """HASH "endpoint refused" → rows it refused since the start, "endpoint served" → 1; see workers/refusals.py."""
+        return self._key("refusals")
+
     def payload(self, dataset: str) -> str:
         """HASH task key → packed Task; there from enqueue until published. Its size is what is outstanding."""
         return self._key(f"payload:{dataset}")
@@ -115,12 +123,12 @@ class EndpointKeys:
 
     @property
     def leases(self) -> str:
-        """ZSET lease id → expiry (ms)."""
+        """ZSET lease id ("worker:number:run:task key") → expiry (ms)."""
         return self._key("leases")
 
     @property
     def lease_info(self) -> str:
-        """HASH lease id → `app.capacity.share.Share`: "lane prompt_tokens allowance granted_ms kind"."""
+        """HASH lease id → `app.capacity.share.Share`: "lane prompt_tokens allowance granted_ms kind [company]"."""
         return self._key("lease-info")
 
     @property

@@ -73,6 +73,11 @@ class Kind:
     finished: int  #: answers
     curve: Curve | None  #: expected remaining tokens; None: too few have finished
 
+    @property
+    def differs(self) -> bool:
+        """It is held, for it serves something else than the run."""
+        return self.why == Why.DIFFERS
+
 
 @dataclass(frozen=True, slots=True)
 class RunNow:
@@ -197,7 +202,7 @@ def _endpoint(
 def _state(why: Why | None, trial: bool) -> str:
     if why is None:
         return "closed"
-    return "drained" if why is Why.HELD else "half-open" if trial else "open"
+    return "drained" if why is Why.DRAINED else "half-open" if trial else "open"
 
 
 def _workers(infos: dict[bytes, bytes], now: float) -> Iterator[WorkerNow]:

@@ -234,7 +234,7 @@ def test_what_a_person_holds_no_worker_closes(endpoint, redis_client, redis_url)
     log = ChangeLog(redis_client)
 
     async def story(both: Pair) -> None:
-        call(redis_client, *opening(both.url, Why.HELD, "drained"))
+        call(redis_client, *opening(both.url, Why.DRAINED, "drained"))
         await both.until(lambda: all(one.is_open(both.url) for one in both.workers))
         sent = endpoint.stats()["requests"]
         await both.fail(FaultKind.UNREACHABLE)
@@ -242,7 +242,7 @@ def test_what_a_person_holds_no_worker_closes(endpoint, redis_client, redis_url)
         assert not call(redis_client, *closing(both.url))
         for _ in range(10):
             await asyncio.gather(*(one.look() for one in both.workers))
-        assert breaker(redis_client, endpoint).why is Why.HELD
+        assert breaker(redis_client, endpoint).why is Why.DRAINED
         assert endpoint.stats()["requests"] == sent
         assert call(redis_client, *closing(both.url, held=True))
 

@@ -13,7 +13,7 @@ from app.records import RejectedRecord, ResponseRecord, completion_id, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.samples import SampleFilters
 from app.store import scripts
-from app.store.keys import EndpointKeys, RunKeys
+from app.store.keys import DEATHS, EndpointKeys, RunKeys
 from tests.belt import until
 from workers.collector import Collector
 
@@ -47,8 +47,8 @@ def publish(client, *records) -> None:
         kind = "response" if isinstance(record, ResponseRecord) else "rejected"
         d = record.dataset
         keys = [KEYS.responses, KEYS.payload(d), KEYS.claims(d), KEYS.holders(d), KEYS.published(d), NOWHERE.leases,
-                NOWHERE.lease_info]  # fmt: skip
-        scripts.call(client, "publish", keys, [record.key, d, kind, compress(line_of(record)), ""])
+                NOWHERE.lease_info, DEATHS]  # fmt: skip
+        scripts.call(client, "publish", keys, [record.key, d, kind, compress(line_of(record)), "", ""])
 
 
 @pytest.fixture

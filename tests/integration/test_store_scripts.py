@@ -6,7 +6,7 @@ import pytest
 
 from app.capacity.share import parse_share
 from app.store import scripts
-from app.store.keys import EPOCH, EXPECTED, SEEN, WOKE, EndpointKeys, RunKeys
+from app.store.keys import DEATHS, EPOCH, EXPECTED, SEEN, WOKE, EndpointKeys, RunKeys
 from workers.admission import lease_keys
 
 RUN = RunKeys("r1")
@@ -19,18 +19,18 @@ def offer(client, *pairs):
 
 
 def claim(client, key, holder, ttl=10_000):
-    return scripts.call(client, "claim", [PAYLOAD, CLAIMS, HOLDERS, RUN.halt], [key, holder, ttl])
+    return scripts.call(client, "claim", [PAYLOAD, CLAIMS, HOLDERS, RUN.halt, DEATHS], [key, holder, ttl, f"r:{key}"])
 
 
 def publish(client, key, lease="", blob=b"x"):
-    keys = [RUN.responses, PAYLOAD, CLAIMS, HOLDERS, PUBLISHED, E1.leases, E1.lease_info]
-    return scripts.call(client, "publish", keys, [key, "d", "response", blob, lease])
+    keys = [RUN.responses, PAYLOAD, CLAIMS, HOLDERS, PUBLISHED, E1.leases, E1.lease_info, DEATHS]
+    return scripts.call(client, "publish", keys, [key, "d", "response", blob, lease, f"r:{key}"])
 
 
 def lease(client, requests, ceilings=((-1, -1, -1, -1, -1),), endpoints=(E1,), ttl=10_000, settle=10_000):
     """requests: (id, lane, prompt tokens, may) with an allowance of 1. Returns [settling_ms, place, place, …]."""
     keys = [EPOCH, EXPECTED, *(k for e in endpoints for k in lease_keys(e))]
-    asked = [word for name, lane, prompt, may in requests for word in (name, lane, prompt, 1, "kind", may, "0")]
+    asked = [word for name, lane, prompt, may in requests for word in (name, lane, prompt, 1, "kind", may, "0", 0)]
     words = [ttl, settle, len(endpoints), *(n for c in ceilings for n in c), *asked]
     answer = scripts.call(client, "lease", keys, words)
     return [answer[0], *answer[2:]]
@@ -49,13 +49,13 @@ def test_a_key_is_offered_once(redis_client):
 def test_a_live_foreign_claim_is_respected_and_a_dead_one_is_not(redis_client):
     """One holder at a time; the holder itself may claim again; an expired claim is free."""
     offer(redis_client, "a", b"1")
-    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1"]
+    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1", b""]
     assert claim(redis_client, "a", "w2") == [b"held"]
-    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1"]
+    assert claim(redis_client, "a", "w1", ttl=150) == [b"claimed", b"1", b""]
     deadline = time.monotonic() + 5
     while (answer := claim(redis_client, "a", "w2")) == [b"held"] and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert answer == [b"claimed", b"1"]
+    assert answer == [b"claimed", b"1", b""]
     assert claim(redis_client, "nothing", "w1") == [b"gone"]
 
 
@@ -161,7 +161,8 @@ def test_a_redis_that_forgot_everything_admits_nothing_until_it_settled(redis_cl
 
 def ask(client, *requests, budget=100, per_minute=-1):
     """requests: (id, lane, prompt tokens, urgent). Returns their places at E1."""
-    words = [word for name, lane, prompt, urgent in requests for word in (name, lane, prompt, 1, "kind", "1", urgent)]
+    asked = ((name, lane, prompt, 1, "kind", "1", urgent, 0) for name, lane, prompt, urgent in requests)
+    words = [word for words in asked for word in words]
     keys = [EPOCH, EXPECTED, *lease_keys(E1)]
     return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])[2:]
 

@@ -1,10 +1,14 @@
 """A real worker process between a real Redis and a simulated SGLang."""
 
+import asyncio
 import signal
+from dataclasses import replace
 
 import orjson
 
 from app.celery_app import make_app
+from app.sglang.client import SGLangClient, new_rid
+from app.sglang.sampling import sampling_body
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
@@ -163,6 +167,29 @@ def test_nothing_of_another_model_is_published_and_the_change_is_named(redis_cli
         until(lambda: redis_client.zcard(EndpointKeys(endpoint_key(endpoint.url)).leases) == 0, what="nothing runs")
         versions = {orjson.loads(record["meta_info"])["weight_version"] for record in published(redis_client)}
         assert versions == {"default"}
+
+
+def test_a_swap_that_costs_no_connection_publishes_nothing_of_the_other_model(redis_client, redis_url, tmp_path):
+    """Another model takes over between two requests, under the same weight version: its answers are given up."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=10, step_seconds=0.01)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        run = manifest(endpoint.url, concurrency=2, server={"model": "simulated/teacher"})
+        put(redis_client, redis_url, run, 200)
+        until(lambda: redis_client.xlen(KEYS.responses) > 10, what="some responses")
+        endpoint.faults(model_after_restart="simulated/student", swap_now=True)
+        state = EndpointKeys(endpoint_key(endpoint.url)).open
+        change = "model simulated/teacher → simulated/student"
+        until(lambda: change in orjson.loads(redis_client.get(state) or b"{}").get("evidence", ""), what="it is named")
+        made = published(redis_client)
+    with running_simulator(replace(config, instant=True)) as first:
+        for record in made:
+            assert record["output_ids"] == asyncio.run(_answer(first.url, record["prompt_token_ids"]))
+
+
+async def _answer(url, prompt):
+    async with SGLangClient() as client:
+        sampling = sampling_body({"max_new_tokens": 64})
+        return (await client.generate(url, prompt, sampling, rid=new_rid(), deadline_seconds=10)).output_ids
 
 
 def test_the_pool_grows_and_shrinks_while_the_worker_runs(redis_client, redis_url, tmp_path):

@@ -53,7 +53,7 @@ class Fleet(RuleBasedStateMachine):
         words = []
         for lane, prompt, allowance, kind, may, urgent in asked:
             self.number += 1
-            words += [f"w:{self.number}", lane.value, prompt, allowance, kind, may, "1" if urgent else "0"]
+            words += [f"w:{self.number}", lane.value, prompt, allowance, kind, may, "1" if urgent else "0", 0]
         keys = [EPOCH, EXPECTED, *(key for names in ENDPOINTS for key in lease_keys(names))]
         endpoint = [*self.ceilings, KV_TOKENS, -1]
         _, now, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])

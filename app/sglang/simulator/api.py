@@ -112,6 +112,7 @@ class Api:
             if body.get("stream") is True and refused.status == 400 and isinstance(refused.body.get("error"), dict):
                 return await refused_stream(request, refused.body["error"]["message"])
             raise
+        self._check_limits(asked.asks)
         fault = self.service.draw_fault()
         return await self._spoilt(request, asked, fault) if fault else await self._answered(request, asked, "")
 
@@ -133,6 +134,14 @@ class Api:
             status, body = _REFUSALS[fault]
             return json_reply(body, status)
         return await self._answered(request, asked, fault)
+
+    def _check_limits(self, asks: list[Ask]) -> None:
+        """What a gateway before the server, or a row, makes it refuse."""
+        faults = self.service.faults
+        for ask in asks:
+            blames_row = faults.refuse_on_token >= 0 and faults.refuse_on_token in ask.ids
+            if blames_row or 0 <= faults.refuse_above_new_tokens < ask.max_new_tokens:
+                raise Refused(400, bodies.value_error("The request is not acceptable."))
 
     def _check_rids(self, asks: list[Ask]) -> None:
         for ask in asks:

@@ -114,7 +114,9 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
     arguments = {
         "model_path": model, "tokenizer_path": config.tokenizer_path or model, "served_model_name": model,
         "skip_tokenizer_init": config.skip_tokenizer_init, "context_length": config.context_length,
-        "kv_cache_dtype": "auto", "mem_fraction_static": 0.8, "max_running_requests": config.max_running_requests,
+        "dtype": config.dtype, "quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype,
+        "revision": None, "json_model_override_args": "{}",
+        "mem_fraction_static": 0.8, "max_running_requests": config.max_running_requests,
         "max_queued_requests": config.max_queued_requests, "max_total_tokens": config.max_total_num_tokens,
         "chunked_prefill_size": 8192, "max_prefill_tokens": 16384, "schedule_policy": "fcfs",
         "schedule_conservativeness": config.schedule_conservativeness, "retraction_policy": config.retraction_policy,
@@ -125,7 +127,8 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
         "incremental_streaming_output": False, "enable_metrics": config.enable_metrics, "disable_radix_cache": True,
         "enable_hierarchical_cache": False, "hicache_ratio": 2.0, "hicache_size": 0, "enable_hisparse": False,
         "speculative_algorithm": None, "speculative_num_steps": None, "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None, "enable_deterministic_inference": False,
+        "speculative_num_draft_tokens": None, "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0, "enable_deterministic_inference": False,
         "enable_priority_scheduling": False, "disaggregation_mode": "null",
     }  # fmt: skip
     live = {

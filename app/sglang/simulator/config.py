@@ -20,6 +20,9 @@ class SimulatorConfig:
     model_path: str = "simulated/teacher"
     tokenizer_path: str = ""  #: "" = model_path
     weight_version: str = "default"
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     vocab_size: int = 163_840  #: an id outside [0, vocab_size) kills the server, as in reality
     eos_id: int = 163_586
     id_low: int = 0  #: generated ids stand in [id_low, id_high); keep special ids out of it

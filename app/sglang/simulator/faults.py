@@ -46,12 +46,15 @@ class Faults:
     crash_above_running: int = 0  #: when more than so many run at once; 0 = never
     crash_on_kv_full: bool = False  #: when the pool is full, instead of retracting
     crash_on_token: int = -1  #: when a prompt holds this id (a poisoned row); -1 = never
+    refuse_on_token: int = -1  #: 400 for a prompt that holds this id, as a row that is to blame; -1 = never
+    refuse_above_new_tokens: int = -1  #: 400 for a larger max_new_tokens, as a gateway's limit; -1 = never
     crashes_left: int = -1  #: how many crashes may still happen; -1 = no limit
     freeze_seconds: float = 5.0  #: every connection stays open and silent for so long, then is closed without a byte
     down_seconds: float = 1.0  #: then the port refuses for so long; -1 = for ever
     load_seconds: float = 0.0  #: then it accepts, and says 503 on /health and /ready for so long
     model_after_restart: str = ""  #: "" = the same model
     weight_version_after_restart: str = ""
+    swap_now: bool = False  #: the model after a restart, at once, with no connection lost
 
     # the server lies or is slow
     slow: float = 1.0  #: every step takes so many times as long

@@ -183,6 +183,9 @@ class Service:
     def set_faults(self, changes: dict[str, Any]) -> Faults:
         """Replaces some faults. Raises ValueError for unknown ones."""
         self.faults = self.faults.updated(changes)
+        if self.faults.swap_now:
+            self.restart()
+            self.faults = self.faults.updated({"swap_now": False})
         self.engine.slow = self.faults.slow
         self.wake()
         return self.faults

@@ -5,7 +5,7 @@
 local text = redis.call('GET', KEYS[1])
 if not text then return 0 end
 local state = cjson.decode(text)
-if state.why == 'held' and ARGV[3] ~= '1' then return 0 end
+if state.why == 'drained' and ARGV[3] ~= '1' then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[2], 'requests', ARGV[2])
 if state.told then

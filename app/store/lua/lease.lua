@@ -4,12 +4,14 @@
 -- ARGV: ttl_ms, settle_ms, number of endpoints E,
 --       per endpoint: ceiling of requests, of short, of long, KV tokens, requests per minute (each -1: none),
 --       then per request, eldest first: lease id, lane, prompt tokens, allowance, curve, endpoints it may use as a
---       string of "0"/"1" per endpoint, urgent "0"/"1"
+--       string of "0"/"1" per endpoint, urgent "0"/"1", company (most requests at its endpoint, itself included; 0: any)
 -- RETURNS: {settling_ms left, now_ms, then per request: index of its endpoint from 1, or 0 if it waits}
 -- A request joins an endpoint if the predicted peak of all that its pool will hold stays within f * KV (the arithmetic
 -- of app/capacity/peak.py and lengths.py), of several the one with the largest free share; an empty one takes any.
 -- Nobody joins an endpoint at which an elder of its lane was refused. What does not fit while others do becomes
 -- urgent by waiting and reserves its place: for two seconds, renewed by asking, others must fit beside it.
+-- A suspect (company > 0) joins only where it has no more company than that, and nobody joins it beyond that; while it
+-- waits it stands in nobody's way, until it is urgent: then an endpoint empties for it.
 local SLOTS, CLIP, LEAST, STALE_MS, RESERVED_MS = 128, 4096, 256, 10000, 2000
 local REFUSED, NO_ROOM = -1, -2
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
@@ -25,7 +27,7 @@ for e = 1, waking > 0 and count or 0 do
   if redis.call('ZCOUNT', KEYS[5 * e - 2], '-inf', now) > 0 then answer[1] = max(answer[1], waking) end
 end
 if answer[1] > 0 then
-  for _ = first, #ARGV, 7 do answer[#answer + 1] = 0 end
+  for _ = first, #ARGV, 8 do answer[#answer + 1] = 0 end
   return answer
 end
 
@@ -71,10 +73,10 @@ end
 -- the requests, and the farthest end
 
 local requests, horizon = {}, 1
-for r = first, #ARGV, 7 do
+for r = first, #ARGV, 8 do
   local request = {
     id = ARGV[r], lane = ARGV[r + 1], prompt = tonumber(ARGV[r + 2]), allowance = tonumber(ARGV[r + 3]),
-    curve = ARGV[r + 4], may = ARGV[r + 5], urgent = ARGV[r + 6] == '1',
+    curve = ARGV[r + 4], may = ARGV[r + 5], urgent = ARGV[r + 6] == '1', company = tonumber(ARGV[r + 7]),
   }
   request.left = remaining(curve_of(request.curve), 0, request.allowance)
   horizon = max(horizon, request.left)
@@ -107,7 +109,8 @@ end
 local function shares_of(endpoint) -- the hot loop: 2,000 leases cost about 4 ms of Redis
   local match, rate, held, entries, n = string.match, endpoint.rate, endpoint.held, endpoint.entries, 0
   for _, share in ipairs(redis.call('HVALS', endpoint.info)) do
-    local lane, prompt, allowance, granted, curve = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+)$')
+    local lane, prompt, allowance, granted, curve, company = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+) ?(%d*)$')
+    if company ~= '' then endpoint.company = min(endpoint.company, tonumber(company)) end
     allowance = allowance + 0
     local made = (now - granted) * rate
     if made > allowance - 1 then made = allowance - 1 end
@@ -125,9 +128,9 @@ end
 local function reserved_at(key)
   local text = redis.call('GET', key)
   if not text then return nil end
-  local id, lane, prompt, left = string.match(text, '^(%S+) (%a+) (%d+) (%S+)$')
+  local id, lane, prompt, left, company = string.match(text, '^(%S+) (%a+) (%d+) (%S+) (%d+)$')
   horizon = max(horizon, tonumber(left))
-  return { id = id, lane = lane, prompt = tonumber(prompt), left = tonumber(left) }
+  return { id = id, lane = lane, prompt = tonumber(prompt), left = tonumber(left), company = tonumber(company) }
 end
 
 local endpoints = {}
@@ -139,6 +142,7 @@ for e = 1, count do
     all = tonumber(ARGV[at]), short = tonumber(ARGV[at + 1]), long = tonumber(ARGV[at + 2]),
     tokens = tonumber(ARGV[at + 3]), rpm = tonumber(ARGV[at + 4]),
     held = { all = 0, short = 0, long = 0, tokens = 0 }, entries = {}, at = {}, wanted = false,
+    company = math.huge,
   }
   drop_expired(endpoint.leases, endpoint.info)
   controlled(endpoint.control, endpoint)
@@ -187,6 +191,10 @@ local function room(endpoint, request)
   if not endpoint.closed or (endpoint.rpm > 0 and endpoint.rpm_left < 1) then return REFUSED end
   if endpoint[lane] >= 0 and held[lane] + of_lane >= endpoint[lane] then return REFUSED end
   if endpoint.all >= 0 and held.all + others >= endpoint.all then return NO_ROOM end
+  local company = endpoint.company
+  if request.company > 0 then company = min(company, request.company) end
+  if other and other.company > 0 then company = min(company, other.company) end
+  if held.all + others >= company then return NO_ROOM end
   if endpoint.tokens <= 0 then
     return endpoint.all > 0 and 1 - held.all / endpoint.all or 1 / (1 + held.all)
   end
@@ -202,6 +210,10 @@ end
 
 local function grant(endpoint, request)
   local share = table.concat({ request.lane, request.prompt, request.allowance, string.format('%.0f', now), request.curve }, ' ')
+  if request.company > 0 then
+    share = share .. ' ' .. request.company
+    endpoint.company = min(endpoint.company, request.company)
+  end
   redis.call('ZADD', endpoint.leases, now + ttl, request.id)
   redis.call('HSET', endpoint.info, request.id, share)
   endpoint.held.all = endpoint.held.all + 1
@@ -219,8 +231,10 @@ end
 
 local function reserve(endpoint, request)
   if endpoint.reserved and endpoint.reserved.id ~= request.id then return false end
-  endpoint.reserved = { id = request.id, lane = request.lane, prompt = request.prompt, left = request.left }
-  local text = table.concat({ request.id, request.lane, request.prompt, request.left }, ' ')
+  endpoint.reserved = {
+    id = request.id, lane = request.lane, prompt = request.prompt, left = request.left, company = request.company,
+  }
+  local text = table.concat({ request.id, request.lane, request.prompt, request.left, request.company }, ' ')
   redis.call('SET', endpoint.reservation, text, 'PX', RESERVED_MS)
   return true
 end
@@ -229,7 +243,7 @@ local refused = { short = {}, long = {} } -- per lane: endpoints at which an eld
 for _, request in ipairs(requests) do
   local best, chosen, roomless = -1, 0, nil
   for e = 1, count do
-    if string.sub(request.may, e, e) == '1' and not refused[request.lane][e] then
+    if string.sub(request.may, e, e) == '1' and (request.company > 0 or not refused[request.lane][e]) then
       local free = room(endpoints[e], request)
       if free > best then best, chosen = free, e end
       if free == NO_ROOM and (not roomless or endpoints[e].reserved and endpoints[e].reserved.id == request.id) then
@@ -242,7 +256,7 @@ for _, request in ipairs(requests) do
   else
     if request.urgent and roomless then reserve(endpoints[roomless], request) end
     for e = 1, count do
-      if string.sub(request.may, e, e) == '1' then refused[request.lane][e] = true end
+      if request.company == 0 and string.sub(request.may, e, e) == '1' then refused[request.lane][e] = true end
     end
   end
   answer[#answer + 1] = chosen

@@ -10,7 +10,7 @@ local url, why, evidence = ARGV[1], ARGV[2], ARGV[3]
 local text = redis.call('GET', KEYS[1])
 local state = text and cjson.decode(text) or { since = now, told = false }
 if text then
-  if state.why == 'held' or (why ~= 'held' and ARGV[4] ~= '1') then return 0 end
+  if state.why == 'drained' or (why ~= 'drained' and ARGV[4] ~= '1') then return 0 end
   if state.why == why and state.evidence == evidence then return 0 end
 end
 state.why, state.evidence = why, evidence
