@@ -40,6 +40,11 @@ class EndpointNow:
     pace: float = 0.0  #: tokens per millisecond of one request
     shares: tuple[Share, ...] = ()
 
+    @property
+    def differs(self) -> bool:
+        """It is held, for it serves something else than the run."""
+        return self.why == Why.DIFFERS
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -72,11 +77,6 @@ class Kind:
     name: str
     finished: int  #: answers
     curve: Curve | None  #: expected remaining tokens; None: too few have finished
-
-    @property
-    def differs(self) -> bool:
-        """It is held, for it serves something else than the run."""
-        return self.why == Why.DIFFERS
 
 
 @dataclass(frozen=True, slots=True)

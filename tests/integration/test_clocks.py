@@ -24,7 +24,7 @@ def test_workers_with_clocks_hours_apart_do_each_task_once(redis_client, redis_u
     ):
         put(redis_client, redis_url, manifest(endpoint.url), 40)
         until(lambda: endpoint.stats()["running"] == 20, what="both work")
-        holders = {holder.split(b"@")[0] for holder in redis_client.hvals(KEYS.holders("d"))}
+        holders = {holder.split(b".")[0] for holder in redis_client.hvals(KEYS.holders("d"))}
         assert holders == {b"ahead", b"behind"}
         seconds, microseconds = redis_client.time()
         now_ms = seconds * 1000 + microseconds // 1000

@@ -21,7 +21,7 @@ from app.records import RejectedRecord, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.samples import SampleFilters
 from app.store import scripts
-from app.store.keys import EndpointKeys, RunKeys
+from app.store.keys import DEATHS, EndpointKeys, RunKeys
 from app.verify import verify
 from tests.belt import ROOT
 from tests.run_on_disk import RECIPE, a_row, digest, rejection, response, write, write_completed
@@ -155,8 +155,8 @@ def run_again(rundir: RunDir, client) -> set[int]:
         kind = "rejected" if isinstance(record, RejectedRecord) else "response"
         generated |= {n} if kind == "response" else set()
         keys = [KEYS.responses, KEYS.payload("chat"), KEYS.claims("chat"), KEYS.holders("chat"), KEYS.published("chat"),
-                NOWHERE.leases, NOWHERE.lease_info]  # fmt: skip
-        scripts.call(client, "publish", keys, [record.key, "chat", kind, compress(line_of(record)), ""])
+                NOWHERE.leases, NOWHERE.lease_info, DEATHS]  # fmt: skip
+        scripts.call(client, "publish", keys, [record.key, "chat", kind, compress(line_of(record)), "", ""])
     collect(rundir, client)
     return generated - {IN_FLIGHT}
 

@@ -232,7 +232,7 @@ def test_what_expired_while_redis_was_frozen_is_nobodys_yet(redis_client, frozen
     assert scripts.call(redis_client, "renew_claims", [CLAIMS, HOLDERS], [10_000, "a", "w1"]) == []
     scripts.call(redis_client, "renew_leases", [E1.leases, E1.lease_info], [10_000, "L1", "short 90 1 1 kind"])
     assert lease(redis_client, [("L2", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),)) == [0, 0]
-    assert claim(redis_client, "b", "w2") == [b"claimed", b"2"]
+    assert claim(redis_client, "b", "w2") == [b"claimed", b"2", b""]
 
 
 def test_what_is_not_renewed_after_redis_was_frozen_is_free(redis_client, frozen):
