@@ -48,6 +48,7 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
     pipeline = client.pipeline(transaction=False)
     for dataset in datasets:
         pipeline.hlen(keys.payload(dataset))
+        pipeline.hlen(keys.turned(dataset))
         pipeline.zcount(keys.claims(dataset), now_ms, "+inf")
     for lane in Lane:
         pipeline.llen(CELERY_PREFIX + lane.queue)
@@ -62,7 +63,7 @@ def look(client: redis.Redis, run_id: str, datasets: list[str], urls: list[str])
     replies = iter(pipeline.execute())
     payloads, claims = {}, {}
     for dataset in datasets:
-        payloads[dataset], claims[dataset] = next(replies), next(replies)
+        payloads[dataset], claims[dataset] = next(replies) + next(replies), next(replies)
     lanes = {lane.value: next(replies) for lane in Lane}
     unwritten, halt = next(replies), next(replies)
     endpoints = [_endpoint(url, now_ms, *(next(replies) for _ in range(4))) for url in urls]
