@@ -44,6 +44,7 @@ def data(tmp_path, monkeypatch):
         (["worker", "--slots", "0"], ["--slots"]),
         (["worker"], ["--redis"]),
         (["enqueue", "data.jsonl", *ENOUGH], ["--redis"]),
+        (["run", "data.jsonl", *ENOUGH, "--turns", "all", "--prefill"], ["--prefill", "--turns all"]),
         (["enqueue", "data.jsonl", *ENOUGH, "--redis", "redis://h", "--turns", "all", "--no-wait"], ["--no-wait"]),
         (["simulate", "--port", "99999"], ["--port"]),
         (["simulate", "--config", '{"colour": 1}'], ["colour"]),
