@@ -7,7 +7,7 @@ no line ends here.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -97,17 +97,28 @@ def read_at(path: Path, offset: int) -> bytes:
     return line.raw
 
 
+def line_before(path: Path, end: int) -> Line | None:
+    """The whole line that ends at byte `end`; None at the beginning of the file."""
+    if end <= 0:
+        return None
+    with path.open("rb") as file:
+        start = _newline_before(file.fileno(), end - 1) + 1
+        return Line(start, end, os.pread(file.fileno(), end - 1 - start, start))
+
+
 # --- appending ---
 
 
 class Appender:
     """The one writer of a file. Creates it and its folders; on opening cuts the torn end off (`cut` says what).
 
+    keep: (path, end of the whole lines) → end of what is to stay, where more than a torn line makes an end unfinished.
     What is appended is seen by readers at once and is safe after `sync`. Use `with`, or `close`.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, keep: Callable[[Path, int], int] | None = None):
         self.path = path
+        self._keep = keep
         self.cut: Cut | None = None
         try:
             self._fd = _open_durably(path)
@@ -181,6 +192,7 @@ class Appender:
     def _cut_torn_end(self) -> int:
         size = os.fstat(self._fd).st_size
         end = whole_end(self.path, size)
+        end = end if self._keep is None else self._keep(self.path, end)
         if end < size:
             os.ftruncate(self._fd, end)
             os.fsync(self._fd)

@@ -43,7 +43,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One completion to get: the payload that waits in Redis under its key."""
+    """One completion to get: the payload that waits in Redis under its key.
+
+    A row of several turns is one task, its key that of turn 0; it is made turn by turn, and `turn` says which is next.
+    """
 
     key: str
     dataset: str
@@ -51,10 +54,11 @@ class Task:
     source_id: str
     row_number: int
     turn: int
-    turns: int
+    turns: int  #: as many as the row may get
     completion_index: int
     max_new_tokens: int
     prompt_token_ids: list[int] = field(repr=False)
+    chat: bytes = field(default=b"", repr=False)  #: of a row of several turns, all that came before (`app.chats`)
 
     @property
     def id(self) -> str:

@@ -65,8 +65,18 @@ def sample_of(record: ResponseRecord, filters: SampleFilters, at: str) -> Sample
     )
 
 
+def samples_of(records: Sequence[ResponseRecord], filters: SampleFilters, at: str) -> list[Sample | RejectedRecord]:
+    """The samples of a completion, one for each of its turns in order; or the one rejection that stands for all.
+
+    What is wrong with a turn stands in the history of all that follow, so a row is kept as a whole or not at all.
+    """
+    derived = [sample_of(record, filters, at) for record in records]
+    verdict = next((one for one in derived if isinstance(one, RejectedRecord)), None)
+    return derived if verdict is None else [verdict]
+
+
 def _metadata(record: ResponseRecord) -> str:
-    names = ("model", "recipe", "server", "finish_reason", "matched", "max_new_tokens")
+    names = ("model", "recipe", "server", "finish_reason", "matched", "max_new_tokens", "turns")
     return orjson.dumps({name: getattr(record, name) for name in names}).decode()
 
 

@@ -121,8 +121,8 @@ def _refuse_contradictions(settings: RunSettings) -> None:
         inner, option = settings.sampling.get(name), getattr(settings, name)
         if inner is not None and option not in (inner, RunSettings.model_fields[name].default):
             raise UsageError(f"--sampling says {name} {inner!r} and {_option(name)} {option!r}; say it once.")
-    if settings.turns == "all":
-        raise UsageError("--turns all is not built yet; --turns last takes each history as given.")
+    if settings.prefill and settings.turns == "all":
+        raise UsageError("--prefill continues a given answer, and --turns all drops them; give one of the two.")
     if settings.workers == 0 and settings.redis is None:
         raise UsageError("--workers 0 needs --redis URL: no worker elsewhere can reach the private Redis.")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from app.groups import slot_of_id
 from app.jsonl import Line, has_nul, is_blank, iterate, parse
 from app.ledger import Ledger
 from app.ledger.files import size_of
@@ -39,7 +40,7 @@ CREATE TABLE raw(id BLOB PRIMARY KEY, sample BLOB NOT NULL, line INTEGER NOT NUL
 CREATE TABLE key(key BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE sample(id BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE rejected(id BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE turn(slot BLOB, turn INTEGER, turns INTEGER, line INTEGER, PRIMARY KEY(slot, turn)) WITHOUT ROWID;
+CREATE TABLE turn(slot BLOB, turn INTEGER, turns INTEGER, line INTEGER, id BLOB, PRIMARY KEY(slot, turn)) WITHOUT ROWID;
 """
 
 
@@ -241,9 +242,9 @@ class _Dataset:
         if not self._index.execute("INSERT OR IGNORE INTO raw VALUES(?, ?, ?, 0)", row).rowcount:
             self._found("duplicate_id", number, f"id {record['id']} was there before")
         if record["turns"] > 1:
-            slot = hash_of_text(f"{record['row_id']}:{record['completion_index']}")
-            turn = (slot, record["turn"], record["turns"], number)
-            self._index.execute("INSERT OR IGNORE INTO turn VALUES(?, ?, ?, ?)", turn)
+            slot = hash_of_text(slot_of_id(record["id"]))
+            turn = (slot, record["turn"], record["turns"], number, row[0])
+            self._index.execute("INSERT OR IGNORE INTO turn VALUES(?, ?, ?, ?, ?)", turn)
 
     # --- samples ---
 
@@ -273,8 +274,11 @@ class _Dataset:
             return
         self._rejections += 1
         after_generation = record["stage"] == Stage.SAMPLE
+        ids = {hash_of_text(record["id"])}  # one rejection stands for all turns of its row
+        slot = hash_of_text(slot_of_id(record["id"]))
+        ids.update(key for (key,) in self._index.execute("SELECT id FROM turn WHERE slot = ?", (slot,)))
         statement = "UPDATE raw SET answers = answers + ? WHERE id = ?"
-        found = self._index.execute(statement, (after_generation, hash_of_text(record["id"]))).rowcount
+        found = sum(self._index.execute(statement, (after_generation, key)).rowcount for key in ids)
         if after_generation and not found:
             self._found("rejection_without_response", number, f"{RAW} has no line with id {record['id']}")
         if found and not after_generation:

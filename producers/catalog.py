@@ -16,7 +16,7 @@ from app.records import Conversation
 from app.settings import RunSettings
 from producers.inputs import Dataset
 from producers.readers import RawRow, read_records
-from producers.shapes import ShapeOptions, conversation_of
+from producers.shapes import ShapeOptions, conversation_of, turns_in
 
 _CHUNK_ROWS = 64
 
@@ -34,6 +34,7 @@ class InputRow:
     result: Conversation | Rejected = field(repr=False)
     final: frozenset[int]  #: completion indices that need no generation
     row_verdict: bool  #: the whole row was rejected
+    turns: int  #: as many as each of its completions may have
 
 
 def rows_of(datasets: list[Dataset], settings: RunSettings, ledger: Ledger) -> Iterator[InputRow]:
@@ -48,8 +49,10 @@ def rows_of(datasets: list[Dataset], settings: RunSettings, ledger: Ledger) -> I
             read = [(file, raw, *read_row(raw, shapes)) for file, raw in chunk]
             seen = ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
             for (_, raw, _, result), known in zip(read, seen, strict=True):
-                own = "" if isinstance(result, Rejected) else source_id_text(result.source_id)
-                yield InputRow(dataset, known.row_id, own, raw.number, result, known.final, known.row_verdict)
+                own, turns = "", 1
+                if isinstance(result, Conversation):
+                    own, turns = source_id_text(result.source_id), turns_in(result, shapes)
+                yield InputRow(dataset, known.row_id, own, raw.number, result, known.final, known.row_verdict, turns)
 
 
 def read_row(raw: RawRow, shapes: ShapeOptions) -> tuple[str, Conversation | Rejected]:

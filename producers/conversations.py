@@ -10,14 +10,14 @@ from typing import Any
 
 import orjson
 
+from app.chats import all_said, replay
 from app.jsonl import iterate, parse
 from app.ledger import Ledger
 from app.ledger.files import fact_of
 from app.ledger.schema import pack_row_id
-from app.offline.answers import answer_of, ends_in_reasoning
 from app.offline.scratch import Scratch
 from app.reasons import Rejected
-from app.records import Conversation
+from app.records import ResponseRecord
 from app.rundir import RAW, TOKENIZED, RunDir
 from app.settings import RunSettings
 from app.tokenization import Renderer
@@ -28,7 +28,6 @@ _SCHEMA = """
 CREATE TABLE answer(row BLOB, idx INTEGER, turn INTEGER, turns INTEGER, start INTEGER, kept INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY(row, idx, turn)) WITHOUT ROWID;
 """
-_PROMPT_END_IDS = 8
 _FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
@@ -85,37 +84,23 @@ def _line(row: InputRow, index: int, group: list[dict[str, Any]], renderer: Rend
     if isinstance(row.result, Rejected):  # it was readable once
         return None
     primary_id = f"{row.dataset}:{row.row_id}"
-    messages = _with_answers(row.result, [_answer(record, renderer) for record in group])
+    messages = _with_answers(row, [ResponseRecord(**record) for record in group], renderer)
     return {
         "id": f"{primary_id}:{index}", "primary_id": primary_id, "dataset": row.dataset,
         "conversations": [_message(one) for one in messages], "tools": _json(row.result.tools or []),
     }  # fmt: skip
 
 
-def _answer(record: dict[str, Any], renderer: Renderer) -> dict[str, Any]:
-    ids = record["output_ids"]
-    if record["finish_reason"] == "stop" and record["matched"] == str(ids[-1]):
-        ids = ids[:-1]
-    opened = ends_in_reasoning(renderer.decode(record["prompt_token_ids"][-_PROMPT_END_IDS:]))
-    said = answer_of(renderer.decode(ids), opened=opened)
-    message = {"role": "assistant", "content": said.content, "reasoning_content": said.reasoning}
-    return message | ({"tool_calls": said.tool_calls} if said.tool_calls else {})
-
-
-def _with_answers(conversation: Conversation, answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with one answer at the end (or in place of the beginning that it continues), or, with several, one
-    after each message of the user."""
-    messages = conversation.messages
-    if len(answers) == 1:
-        if messages[-1]["role"] != "assistant":
-            return [*messages, answers[0]]
-        return [*messages[:-1], answers[0] | {"content": messages[-1]["content"] + answers[0]["content"]}]
-    waiting, made = iter(answers), []
-    for message in messages:
-        made.append(message)
-        if message["role"] == "user":
-            made += [answer for answer in (next(waiting, None),) if answer is not None]
-    return made
+def _with_answers(row: InputRow, group: list[ResponseRecord], renderer: Renderer) -> list[dict[str, Any]]:
+    """The messages with one answer at the end (or in place of the beginning that it continues), or, of a row that gets
+    all its turns, the chat as it went: tool results answer the calls that the model made."""
+    answers = [one.message for one in all_said(group, renderer.decode)]
+    messages = row.result.messages
+    if row.turns > 1:
+        return replay(messages, answers).messages
+    if messages[-1]["role"] != "assistant":
+        return [*messages, answers[0]]
+    return [*messages[:-1], answers[0] | {"content": messages[-1]["content"] + answers[0]["content"]}]
 
 
 def _message(message: dict[str, Any]) -> dict[str, str]:

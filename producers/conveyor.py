@@ -18,13 +18,13 @@ from kombu.exceptions import KombuError
 from app.celery_app import GENERATE_TASK
 from app.crash import crash_point
 from app.errors import StorageError
-from app.lanes import Lane, lane_of
+from app.lanes import Lane
 from app.packing import compress, unpack_task
-from app.records import RejectedRecord, line_of
+from app.records import RejectedRecord, Task, line_of
 from app.store import scripts
 from app.store.connection import AWAY
 from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
-from producers.rendering import Parcel
+from producers.rendering import Parcel, parcel_of
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
@@ -47,12 +47,12 @@ class Conveyor:
         self._keys = RunKeys(run_id)
         self._high_water = high_water
         self._stopped = stopped
-        self.meanwhile: Callable[[], None] = lambda: None  #: done now and then while a lane is full
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
         self._aside = {lane: _Aside() for lane in Lane}
         self._unclaimed: dict[str, set[bytes]] = defaultdict(set)
         self.trouble: str | None = None
+        self.while_waiting: Callable[[], None] = lambda: None  #: done again and again while a lane is full
 
     def put(self, parcels: list[Parcel]) -> None:
         """Send tasks, waiting while their lanes are full; what was set aside goes first. Raises Stopped."""
@@ -73,20 +73,52 @@ class Conveyor:
 
     def reject(self, record: RejectedRecord) -> None:
         """Hand a verdict on a row to the collector."""
-        dataset = record.dataset
-        nowhere = EndpointKeys("none")  # a verdict on a row holds no lease
+        self._hand_over(record.dataset, record.key, "rejected", line_of(record))
+
+    # --- chats, between two turns ---
+
+    def turned(self, dataset: str) -> list[bytes]:
+        """Keys of chats that wait for their next prompt."""
+        return self.patiently(lambda: self._client.hkeys(self._keys.turned(dataset)))
+
+    def take_turned(self, dataset: str, keys: list[bytes]) -> list[Task]:
+        """What these are; they go on waiting."""
+        blobs = self.patiently(lambda: self._client.hmget(self._keys.turned(dataset), keys))
+        return [unpack_task(blob) for blob in blobs if blob]
+
+    def advance(self, parcels: list[Parcel]) -> None:
+        """Send next turns. They wait for no room: each takes the place of the turn before it."""
+        for dataset, some in _by_dataset(parcels).items():
+            words = [word for parcel in some for word in (parcel.key, parcel.blob)]
+            keys = [self._keys.turned(dataset), self._keys.payload(dataset)]
+            waited = self.patiently(lambda keys=keys, words=words: scripts.call(self._client, "advance", keys, words))
+            self._publish([parcel for parcel, sent in zip(some, waited, strict=True) if sent])
+
+    def end(self, dataset: str, key: str, kind: str, lines: bytes) -> None:
+        """Hand a chat that is over to the collector, whole. kind: "response" or "rejected"."""
+        self._hand_over(dataset, key, kind, lines)
+        self.forget(dataset, key)
+
+    def forget(self, dataset: str, key: str) -> None:
+        """A chat waits no more: it is over, or the files have it."""
+        self.patiently(lambda: self._client.hdel(self._keys.turned(dataset), key))
+
+    def _hand_over(self, dataset: str, key: str, kind: str, lines: bytes) -> None:
+        nowhere = EndpointKeys("none")  # what the producer hands over holds no lease
         self.patiently(
             lambda: scripts.call(
                 self._client, "publish",
                 [self._keys.responses, self._keys.payload(dataset), self._keys.claims(dataset),
                  self._keys.holders(dataset), self._keys.published(dataset), nowhere.leases, nowhere.lease_info,
                  DEATHS],
-                [record.key, dataset, "rejected", compress(line_of(record)), "", ""],
+                [key, dataset, kind, compress(lines), "", ""],
             )
         )  # fmt: skip
 
+    # --- what Redis knows ---
+
     def outstanding(self, datasets: Iterable[str]) -> set[str]:
-        """Keys that Redis knows: waiting, being worked on, or in the stream."""
+        """Keys that Redis knows: waiting, being worked on, between two turns, or in the stream."""
 
         def ask() -> set[str]:
             return {
@@ -94,6 +126,7 @@ class Conveyor:
                 for dataset in datasets
                 for key in (
                     *self._client.hkeys(self._keys.payload(dataset)),
+                    *self._client.hkeys(self._keys.turned(dataset)),
                     *self._client.smembers(self._keys.published(dataset)),
                 )
             }
@@ -104,7 +137,10 @@ class Conveyor:
         """How many those are."""
         return self.patiently(
             lambda: sum(
-                self._client.hlen(self._keys.payload(d)) + self._client.scard(self._keys.published(d)) for d in datasets
+                self._client.hlen(self._keys.payload(d))
+                + self._client.hlen(self._keys.turned(d))
+                + self._client.scard(self._keys.published(d))
+                for d in datasets
             )
         )
 
@@ -123,7 +159,7 @@ class Conveyor:
             self._unclaimed[dataset] = unclaimed - again
             if again:
                 blobs = self.patiently(lambda d=dataset, keys=again: self._client.hmget(self._keys.payload(d), *keys))
-                self._publish([_parcel_of(blob) for blob in blobs if blob])
+                self._publish([parcel_of(unpack_task(blob), blob) for blob in blobs if blob])
                 total += len(again)
         return total
 
@@ -134,9 +170,7 @@ class Conveyor:
 
     def _orphaned(self, dataset: str, *, unclaimed: bool) -> set[bytes]:
         keys = [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)]
-        return set(
-            self.patiently(lambda: scripts.call(self._client, "orphaned", keys, [int(unclaimed), _MOST_AGAIN]))
-        )
+        return set(self.patiently(lambda: scripts.call(self._client, "orphaned", keys, [int(unclaimed), _MOST_AGAIN])))
 
     def patiently(self, action: Callable[[], object]) -> object:
         """Do it; while Redis is away or full, say so and try again. Raises Stopped."""
@@ -196,25 +230,20 @@ class Conveyor:
 
         *lengths, unwritten = self.patiently(ask)
         full = unwritten > _STREAM_HIGH_WATER
-        self._queued = {
-            lane: max(n, self._high_water) if full else n for lane, n in zip(Lane, lengths, strict=True)
-        }
+        self._queued = {lane: max(n, self._high_water) if full else n for lane, n in zip(Lane, lengths, strict=True)}
 
     def _await(self, condition: Callable[[], bool]) -> None:
         while not condition():
             if self._stopped():
                 raise Stopped
-            self.meanwhile()
+            self.while_waiting()
             time.sleep(_POLL_SECONDS)
 
     def _send(self, parcels: list[Parcel]) -> None:
         """Payloads first: a message without payload means 'done' to a worker."""
         if self._stopped():
             raise Stopped
-        by_dataset: dict[str, list[Parcel]] = defaultdict(list)
-        for parcel in parcels:
-            by_dataset[parcel.dataset].append(parcel)
-        for dataset, some in by_dataset.items():
+        for dataset, some in _by_dataset(parcels).items():
             words = [word for parcel in some for word in (parcel.key, parcel.blob)]
             accepted = self.patiently(
                 lambda dataset=dataset, words=words: scripts.call(
@@ -240,10 +269,11 @@ class Conveyor:
             self._queued[parcel.lane] += 1
 
 
-def _parcel_of(blob: bytes) -> Parcel:
-    task = unpack_task(blob)
-    lane = lane_of(len(task.prompt_token_ids), task.max_new_tokens)
-    return Parcel(task.key, task.id, task.dataset, task.row_number, lane, blob)
+def _by_dataset(parcels: list[Parcel]) -> dict[str, list[Parcel]]:
+    found: dict[str, list[Parcel]] = defaultdict(list)
+    for parcel in parcels:
+        found[parcel.dataset].append(parcel)
+    return found
 
 
 class _Aside:
@@ -276,11 +306,10 @@ class _Aside:
         self._file.seek(self._read_at)
         while len(parcels) < most and self._read_at < self._end:
             (size,) = struct.unpack("<I", self._file.read(4))
-            parcels.append(_parcel_of(self._file.read(size)))
+            blob = self._file.read(size)
+            parcels.append(parcel_of(unpack_task(blob), blob))
             self._read_at = self._file.tell()
         if not self:
             self._file.truncate(0)
             self._read_at = self._end = 0
         return parcels
-
-

@@ -34,6 +34,8 @@ from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
 from producers.readers import expected_rows, read_lines_at
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
+from producers.shapes import turns_in
+from producers.turns import Turns
 
 log = logging.getLogger(__name__)
 _RECONCILE_SECONDS = 6.0  # longer than a heartbeat: workers have told an empty Redis what they hold
@@ -41,6 +43,7 @@ _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _CHUNK_ROWS = 64
 _MOST_FIRST = 2000  #: rows that are found by their place before the input is read: enough to fill a fleet meanwhile
+_TURN_SECONDS = 0.05
 
 
 def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> bool:
@@ -90,7 +93,8 @@ class _Reader:
             )  # fmt: skip
             if missing:
                 own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, known.row_id)
-                yield Row(dataset, known.row_id, own, raw.number, result, missing, allowances)
+                turns = turns_in(result, self._shapes)
+                yield Row(dataset, known.row_id, own, raw.number, result, missing, allowances, turns)
 
     def known_gaps(self, dataset: Dataset, outstanding: set[str], max_row_bytes: int) -> Iterator[Row]:
         """Rows that the ledger knows to lack something, found by their place in the input without reading the rest.
@@ -112,7 +116,8 @@ class _Reader:
                 )  # fmt: skip
                 if missing:
                     own, allowances = source_id_text(result.source_id), self._allowances.of(dataset.name, row_id)
-                    yield Row(dataset.name, row_id, own, raw.number, result, missing, allowances)
+                    turns = turns_in(result, self._shapes)
+                    yield Row(dataset.name, row_id, own, raw.number, result, missing, allowances, turns)
 
     def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
         return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
@@ -130,9 +135,10 @@ class Producer:
         self._names = [dataset.name for dataset in datasets]
         self._ledger = Ledger.open(RunDir(settings.out))
         self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
-        self._conveyor.meanwhile = self._tick
         self._reader = _Reader(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
+        self._turns = Turns(self._conveyor, self._pool, self._ledger) if settings.turns == "all" else None
+        self._conveyor.while_waiting = self._meanwhile
         self._outstanding: set[str] = set()
         self._again_at = 0.0
 
@@ -249,7 +255,24 @@ class Producer:
                     log.warning("rows_lost_by_redis: %d pending, %d known; reading the input again", pending, known)
                     return False
                 lost_before = lost
-            time.sleep(_LOOK_SECONDS)
+            self._rest()
+
+    def _rest(self) -> None:
+        """A pause, in which chats that turn go on."""
+        over = time.monotonic() + _LOOK_SECONDS
+        while self._turns is not None and time.monotonic() < over:
+            self._go_on()
+            time.sleep(_TURN_SECONDS)
+        time.sleep(max(0.0, over - time.monotonic()))
+
+    def _meanwhile(self) -> None:
+        """While a lane is full."""
+        self._tick()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._turns is not None:
+            self._turns.go_on(self._names)
 
     def _send_again(self) -> None:
         """Every few seconds, also while reading: the run, and messages for keys whose worker died, or that got lost."""
@@ -271,4 +294,5 @@ class Producer:
     def _tick(self) -> None:
         if self._stopped():
             raise Stopped
+        self._go_on()
         self._send_again()

@@ -6,11 +6,13 @@ Renders a sample of each dataset and counts the rest, so that the answer comes i
 from collections import Counter
 from dataclasses import dataclass, field
 
+from app.chats import opening
 from app.reasons import Rejected
 from app.settings import RunSettings
 from app.tokenization import Renderer
 from producers.catalog import interleave, read_row, shape_options
 from producers.inputs import Dataset
+from producers.shapes import turns_in
 
 SAMPLE_ROWS = 2000
 
@@ -53,7 +55,8 @@ def measure(
                 _, conversation = read_row(raw, shapes)
                 if isinstance(conversation, Rejected):
                     raise conversation
-                one.prompt_tokens.append(len(renderer.render(conversation)))
+                asked = opening(conversation) if turns_in(conversation, shapes) > 1 else conversation
+                one.prompt_tokens.append(len(renderer.render(asked)))
             except Rejected as verdict:
                 one.refused[verdict.reason.value] += 1
     return list(found.values())

@@ -6,19 +6,21 @@ A pool process loads the tokenizer once and keeps it; what comes back is ready f
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
+from typing import Any
 
+from app.chats import opening, start_of
 from app.errors import HeadraceError
 from app.identity import task_key
 from app.lanes import Lane, lane_of
 from app.manifest import RunManifest
 from app.packing import pack_task
 from app.reasons import Reason, Rejected
-from app.records import Conversation, Task, completion_id
+from app.records import Conversation, Task
 from app.tokenization import Renderer, RenderOptions
 
 
@@ -33,6 +35,7 @@ class Row:
     conversation: Conversation | None  #: None: it could not be read
     missing: tuple[int, ...]  #: completion indices to get
     allowances: dict[int, int] = field(default_factory=dict)  #: of single completions (-1: all), where not the run's
+    turns: int = 1  #: as many as each of them may have
 
     def wants(self, index: int, of_the_run: int) -> int:
         """New tokens that a completion is to have."""
@@ -66,25 +69,31 @@ Rendered = list[Parcel | Refusal]
 def render(row: Row, renderer: Renderer, run: RunManifest, fit_output: bool) -> Rendered:
     """Tasks of a row, or the one refusal that stands for all of them."""
     try:
-        ids = renderer.render(row.conversation)
+        ids = renderer.render(opening(row.conversation) if row.turns > 1 else row.conversation)
         wanted = [row.wants(index, run.max_new_tokens) for index in row.missing]
-        allowances = [_allowance(len(ids), run, tokens, fit_output) for tokens in wanted]
+        allowances = [allowance_of(len(ids), run, tokens, fit_output) for tokens in wanted]
     except Rejected as verdict:
         return [Refusal(row, verdict.reason, verdict.detail)]
     parcels: Rendered = []
-    for index, allowance in zip(row.missing, allowances, strict=True):
+    for index, tokens, allowance in zip(row.missing, wanted, allowances, strict=True):
         task = Task(
             key=task_key(run.recipe, row.dataset, row.row_id, 0, index), dataset=row.dataset, row_id=row.row_id,
-            source_id=row.source_id, row_number=row.number, turn=0, turns=1, completion_index=index,
+            source_id=row.source_id, row_number=row.number, turn=0, turns=row.turns, completion_index=index,
             max_new_tokens=allowance, prompt_token_ids=ids,
+            chat=start_of(row.conversation, tokens) if row.turns > 1 else b"",
         )  # fmt: skip
-        task_id = completion_id(row.dataset, row.row_id, 0, index)
-        lane = lane_of(len(ids), allowance)
-        parcels.append(Parcel(task.key, task_id, row.dataset, row.number, lane, pack_task(task)))
+        parcels.append(parcel_of(task))
     return parcels
 
 
-def _allowance(num_prompt_tokens: int, run: RunManifest, wanted: int, fit_output: bool) -> int:
+def parcel_of(task: Task, blob: bytes | None = None) -> Parcel:
+    """A task, ready to be sent. blob: the same, packed, where it is at hand."""
+    lane = lane_of(len(task.prompt_token_ids), task.max_new_tokens)
+    return Parcel(task.key, task.id, task.dataset, task.row_number, lane, blob or pack_task(task))
+
+
+def allowance_of(num_prompt_tokens: int, run: RunManifest, wanted: int, fit_output: bool) -> int:
+    """New tokens that a prompt may ask for. Raises Rejected(TOO_LONG) if no endpoint has room for it."""
     if run.endpoints_for(num_prompt_tokens, wanted):
         return wanted
     room = run.output_room(num_prompt_tokens) or 0
@@ -120,21 +129,30 @@ class RenderPool:
     def submit(self, rows: list[Row]) -> None:
         """Give a chunk."""
         if rows:
-            self._under_way.append(self._pool.submit(_render_chunk, rows))
+            self._under_way.append(self.apply(_render_chunk, rows))
 
     def results(self, *, wait: bool) -> Iterator[Rendered]:
         """Chunks that are done, in order; with `wait`, all that were given."""
         while self._under_way and (wait or self._under_way[0].done() or self.full):
-            try:
-                yield self._under_way.popleft().result()
-            except BrokenProcessPool as exc:
-                raise HeadraceError(
-                    "A rendering process was ended from outside (out of memory, perhaps); start the run again."
-                ) from exc
+            yield result_of(self._under_way.popleft())
+
+    def apply(self, work: Callable[..., Any], items: list[Any]) -> Future[Any]:
+        """Have `work(items, renderer, run, fit_output)` done by one of the processes."""
+        return self._pool.submit(_in_child, work, items)
 
     def close(self) -> None:
         """End the processes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def result_of(future: Future[Any]) -> Any:
+    """What a process of the pool made. Raises HeadraceError if there is no pool any more."""
+    try:
+        return future.result()
+    except BrokenProcessPool as exc:
+        raise HeadraceError(
+            "A rendering process was ended from outside (out of memory, perhaps); start the run again."
+        ) from exc
 
 
 _child: tuple[Renderer, RunManifest, bool] | None = None
@@ -153,6 +171,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _render_chunk(rows: list[Row]) -> Rendered:
-    renderer, run, fit_output = _child
+def _in_child(work: Callable[..., Any], items: list[Any]) -> Any:
+    return work(items, *_child)
+
+
+def _render_chunk(rows: list[Row], renderer: Renderer, run: RunManifest, fit_output: bool) -> Rendered:
     return [item for row in rows for item in render(row, renderer, run, fit_output)]

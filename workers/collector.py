@@ -18,12 +18,14 @@ from redis.exceptions import ResponseError
 from app.aside import fingerprint, put_aside
 from app.crash import crash_point
 from app.errors import StorageError
-from app.jsonl import Appender, read_at
+from app.groups import end_of_groups, group_at
+from app.jsonl import Appender
 from app.ledger import Committed, Ledger, State
+from app.offline.torn import remove_torn
 from app.packing import decompress
-from app.records import RejectedRecord, ResponseRecord, Sample, line_of
+from app.records import RejectedRecord, ResponseRecord, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
-from app.samples import SampleFilters, sample_of
+from app.samples import SampleFilters, samples_of
 from app.store import scripts
 from app.store.connection import AWAY
 from app.store.keys import RunKeys
@@ -77,12 +79,20 @@ class Collector:
                 if self._rundir.file(dataset, name).exists():
                     self._file(dataset, name)
         self._ledger.catch_up(self._rundir)
+        self._remove_torn()
         for places in _in_chunks(list(self._ledger.underived()), _MOST_ENTRIES):
             batch = _Batch(self._filters)
             for dataset, offset in places:
-                batch.derive(ResponseRecord(**orjson.loads(read_at(self._rundir.file(dataset, RAW), offset))), offset)
+                batch.derive(group_at(self._rundir.file(dataset, RAW), offset), offset)
             self._write_derived(batch)
         self._dirty = False
+
+    def _remove_torn(self) -> None:
+        """Remains of completions of which somebody took a turn away: they are made again, as a whole."""
+        datasets = self._rundir.datasets_on_disk()
+        while torn := {dataset: found for dataset in datasets if any(found := self._ledger.torn(dataset))}:
+            self._close_files()
+            log.warning("turns_missing: %d completions are made again", remove_torn(self._rundir, torn))
 
     def close(self) -> None:
         """Close files and ledger."""
@@ -133,9 +143,9 @@ class Collector:
         self._mend_if_dirty()  # an attempt before this one may have been cut short between two files
         batch = _Batch(self._filters)
         for _, fields in entries:
-            line = decompress(fields[b"blob"])
-            if fingerprint(line) not in self._put_aside:
-                batch.add(fields[b"kind"].decode(), orjson.loads(line))
+            lines = decompress(fields[b"blob"])
+            if self._put_aside.isdisjoint(map(fingerprint, lines.splitlines())):
+                batch.add(fields[b"kind"].decode(), lines)
         batch.drop_known(self._ledger)
         self._dirty = True
         offsets = self._append(RAW, batch.raw)
@@ -166,7 +176,8 @@ class Collector:
     def _file(self, dataset: str, name: str) -> Appender:
         file = self._files.get((dataset, name))
         if file is None:
-            file = self._files[dataset, name] = Appender(self._rundir.file(dataset, name))
+            keep = end_of_groups if name in (RAW, TOKENIZED) else None
+            file = self._files[dataset, name] = Appender(self._rundir.file(dataset, name), keep)
         return file
 
     def _forget(self, entries: list[Entry]) -> None:
@@ -207,19 +218,20 @@ class _Batch:
 
     def __init__(self, filters: SampleFilters):
         self._filters = filters
-        self._responses: dict[tuple[str, str, int], ResponseRecord] = {}
+        self._responses: dict[tuple[str, str, int], list[ResponseRecord]] = {}  #: all turns of each
         self._rejections: dict[tuple[str, str, int], RejectedRecord] = {}
         self.samples: dict[str, list[bytes]] = defaultdict(list)
         self.rejected: dict[str, list[bytes]] = defaultdict(list)
         self.committed: list[Committed] = []
 
-    def add(self, kind: str, fields: dict) -> None:
-        """Take an entry of the stream."""
+    def add(self, kind: str, lines: bytes) -> None:
+        """Take an entry of the stream: the raw lines of a completion, or its rejection."""
         if kind == "response":
-            record = ResponseRecord(**fields)
-            self._responses[record.dataset, record.row_id, record.completion_index] = record
+            turns = [ResponseRecord(**orjson.loads(line)) for line in lines.splitlines()]
+            first = turns[0]
+            self._responses[first.dataset, first.row_id, first.completion_index] = turns
         else:
-            rejection = RejectedRecord(**fields)
+            rejection = RejectedRecord(**orjson.loads(lines))
             index = int(rejection.id.rsplit(":", 1)[1])
             self._rejections[rejection.dataset, rejection.row_id, index] = rejection
 
@@ -243,30 +255,31 @@ class _Batch:
     def raw(self) -> dict[str, list[bytes]]:
         """Raw lines per dataset, in the order in which `derive_all` expects their offsets."""
         lines: dict[str, list[bytes]] = defaultdict(list)
-        for record in self._responses.values():
-            lines[record.dataset].append(line_of(record))
+        for turns in self._responses.values():
+            lines[turns[0].dataset] += map(line_of, turns)
         return lines
 
     def derive_all(self, offsets: dict[str, list[int]]) -> None:
         """Derive the sample or rejection of every response that was written at these offsets."""
         places = {dataset: iter(positions) for dataset, positions in offsets.items()}
-        for record in self._responses.values():
-            self.derive(record, next(places[record.dataset]))
+        for turns in self._responses.values():
+            offset, *_ = [next(places[turn.dataset]) for turn in turns]
+            self.derive(turns, offset)
         for (dataset, row, index), rejection in self._rejections.items():
             self._reject(rejection)
             self.committed.append(Committed(dataset, row, index, State.REJECTED, rejection.reason, -1))
 
-    def derive(self, record: ResponseRecord, offset: int) -> "_Batch":
-        """Derive one."""
-        derived = sample_of(record, self._filters, at=datetime.now(UTC).isoformat(timespec="seconds"))
-        slot = (record.dataset, record.row_id, record.completion_index)
-        if isinstance(derived, Sample):
-            self.samples[record.dataset].append(line_of(derived))
-            self.committed.append(Committed(*slot, State.TOKENIZED, "", offset))
+    def derive(self, turns: list[ResponseRecord], offset: int) -> None:
+        """Derive what becomes of one completion, whose first raw line is at `offset`."""
+        first = turns[0]
+        slot = (first.dataset, first.row_id, first.completion_index)
+        derived = samples_of(turns, self._filters, at=datetime.now(UTC).isoformat(timespec="seconds"))
+        if isinstance(derived[0], RejectedRecord):
+            self._reject(derived[0])
+            self.committed.append(Committed(*slot, State.REJECTED, derived[0].reason, offset))
         else:
-            self._reject(derived)
-            self.committed.append(Committed(*slot, State.REJECTED, derived.reason, offset))
-        return self
+            self.samples[first.dataset] += map(line_of, derived)
+            self.committed.append(Committed(*slot, State.TOKENIZED, "", offset))
 
     def _reject(self, rejection: RejectedRecord) -> None:
         self.rejected[rejection.dataset].append(line_of(rejection))

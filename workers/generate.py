@@ -1,21 +1,23 @@
 """The story of one task: claim → lease → generate → publish. Everything else in this folder serves it.
 
-Whatever happens, a key ends in one of four ways: published (a response or a rejection), handed back (claim released,
-message returned to the queue), left to whoever has it already, or left in Redis because the run is halted.
+Whatever happens, a key ends in one of four ways: published (a response or a rejection; of a chat, a turn made), handed
+back (claim released, message returned to the queue), left to whoever has it already, or left in Redis because the run
+is halted.
 """
 
 import asyncio
 import logging
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import orjson
 
 from app.crash import crash_point
+from app.identity import task_key
 from app.manifest import RunManifest
-from app.packing import compress, unpack_task
+from app.packing import compress, pack_task, unpack_task
 from app.reasons import STAGE_OF
 from app.records import RejectedRecord, ResponseRecord, Task, line_of
 from app.sglang.client import new_rid
@@ -111,6 +113,8 @@ class _Story:
                 await self.context.refusals.served(self.run.run_id, lease.endpoint)
                 self.context.observer.finished(self.run, self.task, lease, generation, time.monotonic() - started)
                 record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
+                if self.task.chat:
+                    return await self._turn_made(record)
                 return await self._publish("response", line_of(record))
             if isinstance(decision, Reject):
                 return await self._publish("rejected", line_of(self._rejection(decision, int(await sent))))
@@ -179,11 +183,8 @@ class _Story:
         return decide_refusal(fault, refusals, again=again, others_left=left)
 
     async def _publish(self, kind: str, line: bytes) -> str:
-        """One call ends claim and lease in Redis; they are forgotten here first, or a heartbeat could revive them."""
-        lease, self.work.lease = self.work.lease, None
-        self.context.holdings.claims.pop(self.claim, None)
-        if lease is not None:
-            self.context.admission.released_by_publish(lease)
+        """One call ends claim and lease in Redis."""
+        lease = self._forget()
         endpoint = EndpointKeys(lease.endpoint if lease else "none")
         dataset = self.claim.dataset
         entered = await self.context.courier.script(
@@ -196,6 +197,27 @@ class _Story:
         crash_point("response_published")
         return kind if entered else "published before"
 
+    async def _turn_made(self, record: ResponseRecord) -> str:
+        """Of a chat: what comes next is the producer's to say. What was made is safe, and not made again."""
+        lease, dataset, keys = self._forget(), self.claim.dataset, self.keys
+        endpoint = EndpointKeys(lease.endpoint)
+        made = replace(self.task, prompt_token_ids=[], chat=self.task.chat + line_of(record))
+        kept = await self.context.courier.script(
+            "turned",
+            [keys.turned(dataset), keys.payload(dataset), keys.claims(dataset), keys.holders(dataset),
+             keys.published(dataset), keys.sent, keys.charges, endpoint.leases, endpoint.lease_info],
+            [self.task.key, self.claim.holder, pack_task(made), lease.id],
+        )  # fmt: skip
+        return "turn" if kept else "made by another"
+
+    def _forget(self) -> Lease | None:
+        """Claim and lease are forgotten here before Redis ends them, or a heartbeat could revive them."""
+        lease, self.work.lease = self.work.lease, None
+        self.context.holdings.claims.pop(self.claim, None)
+        if lease is not None:
+            self.context.admission.released_by_publish(lease)
+        return lease
+
     async def _halt(self, decision: Halt) -> str:
         """A fault of ours would reject every row: say so once, for everybody, and give the key back."""
         state = orjson.dumps({"exit_code": decision.exit_code, "message": decision.message})
@@ -203,12 +225,20 @@ class _Story:
         await _hand_back(self.context, self.keys, self.claim)
         return "halted"
 
+    @property
+    def _line_key(self) -> str:
+        """The key of this turn's line; the task's own is that of turn 0."""
+        task = self.task
+        if task.turn == 0:
+            return task.key
+        return task_key(self.run.recipe, task.dataset, task.row_id, task.turn, task.completion_index)
+
     def _record(
         self, generation: Generation, info: EndpointInfo, sent: int, at: datetime, latency: float
     ) -> ResponseRecord:
         task = self.task
         return ResponseRecord(
-            key=task.key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
+            key=self._line_key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
             row_id=task.row_id, source_id=task.source_id, row_number=task.row_number, turn=task.turn,
             turns=task.turns, completion_index=task.completion_index, prompt_token_ids=task.prompt_token_ids,
             output_ids=generation.output_ids, text=generation.text, finish_reason=generation.finish_reason,
@@ -222,11 +252,10 @@ class _Story:
 
     def _rejection(self, decision: Reject, sent: int) -> RejectedRecord:
         task = self.task
+        where = f"turn {task.turn + 1} of {task.turns}: " if task.turns > 1 else ""
         return RejectedRecord(
-            key=task.key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
+            key=self._line_key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
             row_id=task.row_id, source_id=task.source_id, row_number=task.row_number,
-            stage=STAGE_OF[decision.reason], reason=decision.reason, detail=decision.detail, attempts=max(1, sent),
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            stage=STAGE_OF[decision.reason], reason=decision.reason, detail=where + decision.detail,
+            attempts=max(1, sent), at=datetime.now(UTC).isoformat(timespec="seconds"),
         )  # fmt: skip
-
-

@@ -38,7 +38,7 @@ run_options = options(
     option("--sampling", metavar="JSON", help="More of SGLang's sampling parameters, as an object."),
     option("--samples", type=int, default=1, show_default=True, help="Completions a row; may be raised later."),
     option("--turns", type=click.Choice(["last", "all"]), default="last", show_default=True,
-           help="last: history as given, one generation."),
+           help="last: history as given, one generation. all: every answer of the row, each on those before it."),
     option("--prefill", is_flag=True, help="Continue an answer that a row ends in, instead of making it again."),
     option("--system", metavar="TEXT", help="System message for rows that have none."),
     option("--chat-template", type=click.Path(path_type=Path), help="Jinja file instead of the tokenizer's own."),

@@ -80,6 +80,8 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         return _dry_run(settings)
     if settings.redis is None:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
+    if settings.turns == "all" and not wait:
+        raise UsageError("--turns all needs an enqueue that stays, to make each next turn's prompt; drop --no-wait.")
     from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests, record_servers
     from app.store.connection import check, connect, translated
 

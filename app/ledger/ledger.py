@@ -17,6 +17,7 @@ from app.ledger.schema import (
     Seen,
     Slot,
     State,
+    Torn,
     pack_row_id,
     unpack_row_id,
 )
@@ -189,6 +190,13 @@ class Ledger(Store):
                         (ds, State.GENERATED),
                     )]  # fmt: skip
         return iter(places)
+
+    def torn(self, dataset: str) -> Torn:
+        """Completions of several turns of which the files have some and not all."""
+        query = "SELECT sample, row_id, idx FROM part WHERE dataset = ? GROUP BY 2, 3, 1 HAVING count(*) < max(turns)"
+        with self._transaction("DEFERRED"):
+            found = self._db.execute(query, (self._find_dataset(dataset),)).fetchall()
+        return Torn(*([(row, index) for kind, row, index in found if kind == sample] for sample in (0, 1)))
 
     # --- reading the files ---
 

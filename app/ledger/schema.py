@@ -103,6 +103,13 @@ class Missing(NamedTuple):
     number: int
 
 
+class Torn(NamedTuple):
+    """(packed row id, completion index) of completions of several turns that lack a raw line, or a sample."""
+
+    responses: list[tuple[bytes, int]]
+    samples: list[tuple[bytes, int]]
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetCounts:
     """Counts of completions wanted: `rows` = rows of the input × samples wanted = tokenized + rejected + pending."""

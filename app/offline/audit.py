@@ -12,9 +12,11 @@ from typing import Any
 
 import orjson
 
+from app.answers import answer_of
+from app.chats import opened_by, spoken_ids
+from app.groups import slot_of_id
 from app.jsonl import iterate, parse
 from app.manifest import RunFile
-from app.offline.answers import answer_of, ends_in_reasoning
 from app.offline.redo import responses
 from app.offline.scratch import HashSet
 from app.reasons import Stage
@@ -24,7 +26,6 @@ from app.samples import SampleFilters, is_unclosed
 from app.tokenization import Renderer
 
 _PERCENTS = (1, 10, 50, 90, 99)
-_PROMPT_END_IDS = 8
 
 
 @dataclass(slots=True)
@@ -80,6 +81,8 @@ class DatasetAudit:
     thinking: Counter[str] = field(default_factory=Counter)  #: none, closed, unclosed
     calls: Counter[str] | None = None  #: none, well_formed, malformed
     decoding: Counter[str] | None = None  #: checked, same_text, same_ids
+    chats: Counter[str] = field(default_factory=Counter)  #: rows of several turns: complete, length, unanswered_calls
+    histories: Counter[str] = field(default_factory=Counter)  #: their later turns: same, retokenized, rewritten
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -92,6 +95,7 @@ class DatasetAudit:
             "repeated_prompts": self.repeated_prompts, "repeated_outputs": self.repeated_outputs,
             "control_tokens_as_text": self.control_text,
             "thinking": dict(self.thinking), "tool_calls": _maybe(self.calls), "decoding": _maybe(self.decoding),
+            "chats": dict(self.chats), "histories": dict(self.histories),
         }  # fmt: skip
 
 
@@ -139,7 +143,8 @@ class _Reading:
         reasons = _reasons(rundir, dataset, one)
         for _, fields in responses(rundir, dataset):
             record = ResponseRecord(**fields)
-            self._lengths(one, record, reasons.get(record.id, ""))
+            self._lengths(one, record, reasons.get(slot_of_id(record.id), ""))
+            self._turns(one, record)
             self._repetition(one, record)
             one.thinking[self._thinking(record)] += 1
             if self.renderer is not None:
@@ -159,6 +164,14 @@ class _Reading:
         group.output.add(tokens)
         group.finish[record.finish_reason] += 1
 
+    def _turns(self, one: DatasetAudit, record: ResponseRecord) -> None:
+        """What the producer noted of a row of several turns (see `producers.turns`)."""
+        notes = orjson.loads(record.meta_info).get("chat")
+        if notes is None:
+            return
+        one.histories.update([notes["history"]] if "history" in notes else [])
+        one.chats.update([notes["ended"]] if "ended" in notes else [])
+
     def _repetition(self, one: DatasetAudit, record: ResponseRecord) -> None:
         if record.completion_index == record.turn == 0:
             one.repeated_prompts += not self.prompts.add(orjson.dumps(record.prompt_token_ids))
@@ -172,12 +185,9 @@ class _Reading:
     def _texts(self, one: DatasetAudit, record: ResponseRecord) -> None:
         if record.completion_index == record.turn == 0:
             one.control_text += self.renderer.text_control_tokens(record.prompt_token_ids) > 0
-        ids = record.output_ids
-        stopped = record.finish_reason == "stop" and ids and record.matched == str(ids[-1])
-        spoken = ids[:-1] if stopped else ids
+        ids, spoken = record.output_ids, spoken_ids(record)
         text = self.renderer.decode(spoken)
-        opened = ends_in_reasoning(self.renderer.decode(record.prompt_token_ids[-_PROMPT_END_IDS:]))
-        said = answer_of(text, opened=opened)
+        said = answer_of(text, opened=opened_by(record.prompt_token_ids, self.renderer.decode))
         one.calls["malformed" if said.malformed else "well_formed" if said.tool_calls else "none"] += 1
         one.decoding["checked"] += 1
         one.decoding["same_ids"] += self.renderer.encode(text) == spoken
@@ -186,7 +196,7 @@ class _Reading:
 
 
 def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, str]:
-    """id → reason of what was rejected after generation; counts the others."""
+    """Completion → reason of what was rejected after generation, all its turns with it; counts the others."""
     found = {}
     for line in iterate(rundir.file(dataset, REJECTED)):
         try:
@@ -194,7 +204,7 @@ def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, str]:
         except ValueError:
             continue
         if record["stage"] == Stage.SAMPLE:
-            found[record["id"]] = record["reason"]
+            found[slot_of_id(record["id"])] = record["reason"]
         else:
             one.unmeasured[record["reason"]] += 1
     return found

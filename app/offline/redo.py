@@ -13,13 +13,14 @@ from typing import Any
 
 import orjson
 
+from app.groups import end_of_groups, groups_of
 from app.jsonl import Appender, Line, iterate, parse
 from app.manifest import RunFile
-from app.offline.switch import Staged, Switch
+from app.offline.switch import Switch
 from app.reasons import Stage
 from app.records import ResponseRecord, Sample, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
-from app.samples import SampleFilters, sample_of
+from app.samples import SampleFilters, samples_of
 
 _DERIVED = f'"stage":"{Stage.SAMPLE}"'.encode()
 
@@ -61,7 +62,7 @@ def stage_run_file(switch: Switch, rundir: RunDir, run_file: RunFile) -> None:
 def cut_torn_end(rundir: RunDir, dataset: str, name: str) -> None:
     """What a crash left half written goes first, as at every start of the collector."""
     if rundir.file(dataset, name).exists():
-        Appender(rundir.file(dataset, name)).close()
+        Appender(rundir.file(dataset, name), end_of_groups if name in (RAW, TOKENIZED) else None).close()
 
 
 def _redo(rundir: RunDir, dataset: str, filters: SampleFilters, now: str, switch: Switch) -> Redone:
@@ -74,25 +75,26 @@ def _redo(rundir: RunDir, dataset: str, filters: SampleFilters, now: str, switch
         for line in iterate(rundir.file(dataset, REJECTED)):
             if _DERIVED not in line.raw:
                 rejected.write(line.raw + b"\n")
-        for line in iterate(rundir.file(dataset, RAW)):
-            _derive(line, filters, now, samples, rejected, done)
+        for turns in groups_of(_records(rundir, dataset, done)):
+            for derived in samples_of(turns, filters, now):
+                if isinstance(derived, Sample):
+                    done.samples += 1
+                    samples.write(line_of(derived))
+                else:
+                    done.rejected[derived.reason] += 1
+                    rejected.write(line_of(derived))
     return done
 
 
-def _derive(line: Line, filters: SampleFilters, now: str, samples: Staged, rejected: Staged, done: Redone) -> None:
-    try:
-        record = ResponseRecord(**parse(line.raw))
-    except (ValueError, TypeError):  # `verify` names it
-        done.unreadable += 1
-        return
-    done.responses += 1
-    derived = sample_of(record, filters, now)
-    if isinstance(derived, Sample):
-        done.samples += 1
-        samples.write(line_of(derived))
-    else:
-        done.rejected[derived.reason] += 1
-        rejected.write(line_of(derived))
+def _records(rundir: RunDir, dataset: str, done: Redone) -> Iterator[ResponseRecord]:
+    for line in iterate(rundir.file(dataset, RAW)):
+        try:
+            record = ResponseRecord(**parse(line.raw))
+        except (ValueError, TypeError):  # `verify` names it
+            done.unreadable += 1
+        else:
+            done.responses += 1
+            yield record
 
 
 def responses(rundir: RunDir, dataset: str) -> Iterator[tuple[Line, dict[str, Any]]]:

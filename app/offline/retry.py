@@ -65,11 +65,11 @@ def _retry(
     with HashSet() as chosen:
         count = 0
         for fact in _concerned(rundir, dataset, wanted.reason):
-            if chosen.add(_slot(fact)):
+            if chosen.add(slot_of(fact.row_id, fact.completion_index)):
                 count += 1
                 said.write(_note(dataset, fact, wanted, at))
         if count:
-            _move(rundir, dataset, chosen, aside, switch)
+            move(rundir, dataset, chosen, switch, aside)
         return count
 
 
@@ -84,10 +84,10 @@ def _concerned(rundir: RunDir, dataset: str, reason: Reason) -> Iterator[LineFac
                 yield fact
 
 
-def _move(rundir: RunDir, dataset: str, chosen: HashSet, aside: Staged, switch: Switch) -> None:
+def move(rundir: RunDir, dataset: str, chosen: HashSet, switch: Switch, aside: Staged | None = None) -> None:
     """New files without the chosen completions; their raw lines go behind the superseded ones.
 
-    Redis may deliver any of them once more: they are known by their fingerprints then.
+    Redis may deliver any of them once more. Where they are not to come back, `aside` gets their fingerprints.
     """
     with ExitStack() as stack:
         superseded = stack.enter_context(switch.stage(rundir.file(dataset, SUPERSEDED), dataset))
@@ -96,16 +96,18 @@ def _move(rundir: RunDir, dataset: str, chosen: HashSet, aside: Staged, switch: 
             kept = stack.enter_context(switch.stage(rundir.file(dataset, name), dataset))
             for line in iterate(rundir.file(dataset, name)):
                 fact = fact_of(dataset, name, line.raw, line.offset)
-                if fact is None or _slot(fact) not in chosen:
+                if fact is None or slot_of(fact.row_id, fact.completion_index) not in chosen:
                     kept.write(line.raw + b"\n")
                     continue
-                aside.write(fingerprint(line.raw) + b"\n")
+                if aside is not None:
+                    aside.write(fingerprint(line.raw) + b"\n")
                 if name == RAW:
                     superseded.write(line.raw + b"\n")
 
 
-def _slot(fact: LineFact) -> bytes:
-    return fact.row_id + b":%d" % fact.completion_index
+def slot_of(row_id: bytes, completion_index: int) -> bytes:
+    """What stands for a completion among those chosen."""
+    return row_id + b":%d" % completion_index
 
 
 def _note(dataset: str, fact: LineFact, wanted: Retry, at: str) -> bytes:

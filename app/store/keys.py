@@ -99,6 +99,10 @@ class RunKeys:
         """HASH task key → packed Task; there from enqueue until published. Its size is what is outstanding."""
         return self._key(f"payload:{dataset}")
 
+    def turned(self, dataset: str) -> str:
+        """HASH task key → packed Task: chats that wait for the prompt of their next turn. Owner: the producer."""
+        return self._key(f"turned:{dataset}")
+
     def claims(self, dataset: str) -> str:
         """ZSET task key → expiry (ms): who works on what; `holders` says who."""
         return self._key(f"claims:{dataset}")

@@ -137,7 +137,7 @@ def look(client: redis.Redis, run_id: str, datasets: Iterable[str] = ()) -> RunN
     replies = iter(pipeline.execute())
     payloads, claims = {}, {}
     for name in names:
-        payloads[name], claims[name] = next(replies), next(replies)
+        payloads[name], claims[name] = next(replies) + next(replies), next(replies)
     lanes = {lane.value: next(replies) for lane in Lane}
     unwritten, figures, expected_rows, workers, memory = (next(replies) for _ in range(5))
     return RunNow(
@@ -155,6 +155,7 @@ def _ask(pipeline: redis.client.Pipeline, keys: RunKeys, run: RunManifest, datas
     """The questions whose answers `look` takes in the same order."""
     for dataset in datasets:
         pipeline.hlen(keys.payload(dataset))
+        pipeline.hlen(keys.turned(dataset))
         pipeline.zcount(keys.claims(dataset), now_ms, "+inf")
     for lane in Lane:
         pipeline.llen(CELERY_PREFIX + lane.queue)

@@ -19,8 +19,8 @@ or a number (`1` and `"1"` are two different ids; null and "" are none). A `syst
 
 Turns. With `--turns last` the history stands as given and the last message is answered once: consecutive user turns
 without answers between them (MT-bench, BFCL multi-turn) stay consecutive. With `--turns all` every user message is a
-turn of its own, to be answered in order: given answers are dropped, and a chat with tool results is refused, because
-they belong to calls that would be made anew.
+turn of its own, to be answered in order, and so are tool results (see `app.chats`). Given answers are dropped, but for
+the calls that tool results answer: they say which call each result belongs to.
 
 Roles. human, gpt, function_call, observation and function become user, assistant, assistant, tool and tool. Any other
 role (`developer`, or one we never heard of) is kept: the chat template knows, and refuses what it doesn't know. Answers
@@ -30,6 +30,7 @@ at the end are dropped, to be made again; with prefill, a last answer that is te
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.chats import steps_of
 from app.identity import canonical_json
 from app.reasons import Reason, Rejected
 from app.records import Conversation
@@ -59,7 +60,9 @@ def conversation_of(value: Any, options: ShapeOptions = ShapeOptions()) -> Conve
     given = [(index, role_of(raw, index), raw) for index, raw in enumerate(raw_messages(value, options))]
     kept = _to_be_answered(given, options)
     messages = normalized(kept)
-    _refuse_empty(messages)
+    if options.turns == "all":
+        messages = [_calls_alone(one) for one in messages if one["role"] != "assistant" or one.get("tool_calls")]
+    _refuse_empty(messages, options)
     system = system_text(value) or options.system
     if system and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
@@ -72,15 +75,14 @@ def turns_in(conversation: Conversation, options: ShapeOptions) -> int:
     """How many completions a row gets, one after the other."""
     if options.turns == "last":
         return 1
-    return sum(message["role"] == "user" for message in conversation.messages)
+    return len(steps_of(conversation.messages))
 
 
 def _to_be_answered(given: list[tuple[int, str, Any]], options: ShapeOptions) -> list[tuple[int, str, Any]]:
     if options.turns == "all":
-        if any(role == "tool" for _, role, _ in given):
-            raise Rejected(Reason.UNSUPPORTED_CONTENT, "it has tool results, which answer calls that --turns all drops")
-        kept = [entry for entry in given if entry[1] != "assistant"]
-        while kept and kept[-1][1] != "user":
+        after = [*(role for _, role, _ in given[1:]), ""]
+        kept = [one for one, follows in zip(given, after, strict=True) if one[1] != "assistant" or follows == "tool"]
+        while kept and kept[-1][1] not in ("user", "tool"):
             kept.pop()
         return kept
     end = len(given)
@@ -96,11 +98,20 @@ def _is_text(raw: dict[str, Any]) -> bool:
     return isinstance(content, str) and bool(content) and not raw.get("tool_calls") and not raw.get("function_call")
 
 
-def _refuse_empty(messages: list[dict[str, Any]]) -> None:
-    if all(message["role"] in ("system", "developer") for message in messages):
+def _calls_alone(message: dict[str, Any]) -> dict[str, Any]:
+    """Of a given answer, the calls."""
+    if message["role"] != "assistant":
+        return message
+    return {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}
+
+
+def _refuse_empty(messages: list[dict[str, Any]], options: ShapeOptions) -> None:
+    in_turns = options.turns == "all"
+    without_question = ("system", "developer", *(("tool", "assistant") if in_turns else ()))
+    if all(message["role"] in without_question for message in messages):
         raise Rejected(Reason.EMPTY_PROMPT, "it has no message to answer")
-    last = messages[-1]
-    if last["role"] != "tool" and not last["content"].strip():
+    asking = [message for message in messages if message["role"] == "user"] if in_turns else messages[-1:]
+    if any(message["role"] != "tool" and not message["content"].strip() for message in asking):
         raise Rejected(Reason.EMPTY_PROMPT, "the message to answer has no text")
 
 

@@ -36,7 +36,7 @@ def test_a_sample_is_prompt_and_output_as_they_were_with_an_exact_mask():
 
 def test_metadata_always_has_the_same_keys():
     """Open-ended values are a JSON string, of few fields."""
-    expected = {"model", "recipe", "server", "finish_reason", "matched", "max_new_tokens"}
+    expected = {"model", "recipe", "server", "finish_reason", "matched", "max_new_tokens", "turns"}
     assert orjson.loads(derived().metadata).keys() == expected
     assert orjson.loads(derived(finish_reason="length", matched="").metadata).keys() == expected
 

@@ -195,13 +195,23 @@ def test_turns_last_keeps_the_history_as_given():
 
 
 def test_turns_all_answers_every_user_message():
-    """Given answers are dropped; a chat with tool results is refused."""
+    """Given answers are dropped, but for the calls that tool results belong to; these are to be answered, too."""
     options = ShapeOptions(turns="all")
     chat = [{"role": "system", "content": "s"}, USER, ANSWER, USER, ANSWER]
     conversation = conversation_of({"messages": chat}, options)
     assert conversation.messages == [chat[0], USER, USER]
     assert turns_in(conversation, options) == 2
-    assert verdict_on(first_row("glaive_toolcall.json"), turns="all").reason == Reason.UNSUPPORTED_CONTENT
+    with_tools = [USER, {**ANSWER, "tool_calls": [call("f", {})]}, {"role": "tool", "content": "1"}, ANSWER, USER]
+    conversation = conversation_of({"messages": with_tools}, options)
+    assert [(one["role"], one["content"]) for one in conversation.messages[1:3]] == [("assistant", ""), ("tool", "1")]
+    assert turns_in(conversation, options) == 3
+    assert turns_in(conversation_of(first_row("glaive_toolcall.json"), options), options) == 4
+
+
+def test_turns_all_refuses_a_chat_in_which_nobody_asks():
+    """Tool results alone, or a question without a word."""
+    for chat in ([{"role": "tool", "content": "1"}], [USER, ANSWER, {"role": "user", "content": " "}, ANSWER, USER]):
+        assert verdict_on({"messages": chat}, turns="all").reason == Reason.EMPTY_PROMPT
 
 
 # --- content

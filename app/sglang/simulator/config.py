@@ -35,6 +35,10 @@ class SimulatorConfig:
     output_mean: float = 200.0
     output_sigma: float = 0.6  #: of the logarithm; lognormal only
 
+    #: (first ids, last ids) around an answer, one pair of these by its prompt: a reasoning to close, a tool call. They
+    #: are no ids of the model's, so what was cut inside them cannot be gone on with.
+    frames: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
     # how much it holds
     max_total_num_tokens: int = 200_000  #: the KV pool
     max_running_requests: int = 256

@@ -25,6 +25,7 @@ class Job:
     state: int  #: of the chain, after the input
     already_made: int  #: ids at the end of the input that the model made earlier
     stops: str  #: what its last id is: "eos" | "stop id" | "" (any id; its allowance ends it)
+    frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  #: ids before and after the chain's
     future: Any = None
 
     def reaches_stop(self, made: int) -> bool:
@@ -56,8 +57,9 @@ class Model:
     def start(self, ask: Ask) -> tuple[Job, Request]:
         """The job of an ask and the engine's request for it."""
         plan = self.chain.plan(ask.ids)
-        job = Job(ask, plan.state, plan.made, "")
-        tokens, wanted = ask.max_new_tokens, max(plan.left, ask.min_new_tokens)
+        job = Job(ask, plan.state, plan.made, "", self._frame(plan.state))
+        tokens = ask.max_new_tokens
+        wanted = max(plan.left, ask.min_new_tokens) + sum(map(len, job.frame))
         if not ask.ignore_eos:
             if wanted <= tokens:
                 tokens, job.stops = wanted, "eos"
@@ -68,9 +70,16 @@ class Model:
 
     def output_ids(self, job: Job, made: int, over: bool) -> list[int]:
         """The first `made` ids of a job. over: it came to its own end, so a stop id stands there."""
-        if over and job.stops == "eos":
-            return [*self.chain.ids(job.state, made - 1), self.config.eos_id]
-        return self.chain.ids(job.state, made)
+        stop = [self.config.eos_id] if over and job.stops == "eos" else []
+        (first, last), count = job.frame, made - len(stop)
+        if not job.stops:  # cut: nobody knows what would have come last
+            last = ()
+        chain = self.chain.ids(job.state, max(0, count - len(first) - len(last)))
+        return [*[*first, *chain, *last][:count], *stop]
+
+    def _frame(self, state: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        frames = self.config.frames
+        return frames[crc32(state.to_bytes(8, "little")) % len(frames)] if frames else ((), ())
 
     def text(self, ids: list[int], stopped: bool) -> str:
         """The text of an output, its stop id trimmed."""

@@ -1,0 +1,20 @@
+-- turned: a turn of a chat is made, others may follow; claim and lease end, the chat waits for its next prompt.
+-- KEYS: turned HASH, payload HASH, claims ZSET, holders HASH, published SET, sent HASH, charges HASH, leases ZSET, lease-info HASH
+-- ARGV: key, holder, blob, lease id
+-- RETURNS: 1 if it waits now, 0 if a live foreign holder has the key, or it is in the stream already
+-- A payload that is missing while the key is not in the stream means committed, or a Redis that forgot: the chat is kept,
+-- and the producer drops what the files have. Requests and charges are counted anew for each turn.
+redis.call('ZREM', KEYS[8], ARGV[4])
+redis.call('HDEL', KEYS[9], ARGV[4])
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local holder, expiry = redis.call('HGET', KEYS[4], ARGV[1]), redis.call('ZSCORE', KEYS[3], ARGV[1])
+if holder and holder ~= ARGV[2] and expiry and tonumber(expiry) > now then return 0 end
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('HDEL', KEYS[4], ARGV[1])
+if redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1 then return 0 end
+redis.call('HDEL', KEYS[6], ARGV[1])
+redis.call('HDEL', KEYS[7], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1
