@@ -32,7 +32,7 @@ class Lease:
     id: str
     url: str
     endpoint: str  #: key of the endpoint in Redis
-    share: str  #: "lane weight"
+    share: str  #: app.capacity.share.Share as text
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,8 @@ class Work:
 
     task: asyncio.Task
     lease: Lease | None = None
+    rid: str = ""  #: of that request
+    recalled: bool = False  #: we asked the endpoint to abort it
 
 
 class Holdings:

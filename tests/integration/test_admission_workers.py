@@ -17,7 +17,7 @@ KV_TOKENS = 40_000
 def deadly(**more) -> SimulatorConfig:
     return SimulatorConfig(
         max_total_num_tokens=KV_TOKENS, max_running_requests=1000, output_mean=400, output_sigma=0.45,
-        step_seconds=0.004, faults=Faults(crash_above_running=100, crash_on_kv_full=True), **more,
+        step_seconds=0.004, faults=Faults(crash_above_running=120, crash_on_kv_full=True), **more,
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_clien
 
 
 def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
-    """The observer names leases; their holders abort at the endpoint and hand the message back; all end published."""
+    """The observer names leases; their holders abort them and lease again; all end published."""
     config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)
     with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
         put(redis_client, redis_url, manifest(endpoint.url), 20)
