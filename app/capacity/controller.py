@@ -67,7 +67,7 @@ class State:
     """What was learned of an endpoint. Times are the caller's clock, in seconds."""
 
     f: float = F_START
-    since: float | None = None  #: when it was first given something, or came back
+    since: float | None = None  #: since when it has something of ours
     changed_at: float = 0.0  #: when f was last changed, or its rise last held up
     fullest: float = 0.0  #: highest use since then
     queue_ceiling: int = -1  #: while the server lets requests stand: what it runs, and a few; 1 while it overflows
@@ -103,7 +103,7 @@ def observe(state: State, seen: Observation, now: float) -> State:
             state, up=True, up_at=now, since=now, fullest=0.0, queue_ceiling=-1, usual_requests=0.0
         )
         state = _changed(state, seen, now, state.f)
-    if state.since is None or not (seen.leases or state.usual_requests):
+    if state.since is None or not seen.leases:
         state = _changed(dataclasses.replace(state, since=now), seen, now, state.f)
     young = seen.eldest_seconds >= _YOUNG * (now - state.since)
     return _learn(_levels(state, seen, young), seen, now, young)
