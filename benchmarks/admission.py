@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from app.capacity import controller
-from app.capacity.lengths import Curve, bin_of, learn, remaining
-from app.capacity.peak import Forecast
+from app.capacity.lengths import bin_of, learn
+from app.capacity.peak import Forecast, Held
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
 KV_TOKENS, MAX_NEW_TOKENS = 231_120, 8192
@@ -116,22 +116,28 @@ class Play:
         self.engine.clock = self.now
 
     def _ask(self) -> None:
-        limits, first = controller.ceilings(self.state, self.now), remaining(self.curve, 0, MAX_NEW_TOKENS)
-        pairs = [_pair(request, self._made(request), self.curve) for request in self.held]
-        forecast = Forecast(max([first, *(left for _, left in pairs)]), pairs)
-        held = sum(tokens for tokens, _ in pairs) + self.foreign
+        if not self.todo:
+            return
+        limits, first = controller.ceilings(self.state, self.now), Held(0, 0, MAX_NEW_TOKENS, self.curve)
+        shares = [self._share(request) for request in self.held]
+        forecast, held = Forecast(shares, [first]), sum(share.tokens for share in shares) + self.foreign
         while self.todo:
             prompt = self.todo[0].prompt_tokens
             if self.held and 0 <= limits.requests <= len(self.held):
                 return
-            full = forecast.peak_with(prompt, first) + self.foreign > limits.f * KV_TOKENS
+            newcomer = Held(prompt, 0, MAX_NEW_TOKENS, self.curve)
+            full = forecast.peak_with(newcomer) + self.foreign > limits.f * KV_TOKENS
             if self.held and (full or 0 <= limits.tokens < held + prompt):
                 self.wanted = True
                 return
-            forecast.add(prompt, first)
+            forecast.add(newcomer)
             held += prompt
             self.held[self.todo[0]] = self.now
             self.engine.submit(self.now, self.todo.popleft())
+
+    def _share(self, request: Request) -> Held:
+        made = self._made(request)
+        return Held(request.prompt_tokens + made, made, request.max_new_tokens, self.curve)
 
     def _look(self) -> None:
         engine, now = self.engine, self.now
@@ -145,11 +151,12 @@ class Play:
             used_tokens=engine.used_tokens, kv_tokens=KV_TOKENS, throughput=engine.throughput(),
             retractions=engine.counters.retractions - self.retractions,
             generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
+            eldest_seconds=now - min(self.held.values(), default=now),
         )  # fmt: skip
         self.wanted, self.retractions = False, engine.counters.retractions
         names = {request.rid: request for request in self.held}
         leases = ((self.held[r], r.prompt_tokens + self._made(r), name) for name, r in names.items())
-        tokens = controller.overflow_tokens(self.state, seen)
+        tokens = controller.overflow_tokens(seen)
         self.recall = [names[name] for name in controller.to_recall(leases, tokens)]
         self.state = controller.observe(self.state, seen, now)
         if self.todo:
@@ -165,10 +172,6 @@ class Play:
         self.curve = learn(self.finished, made, MAX_NEW_TOKENS)
         ours = sum(request.prompt_tokens for request in self.held) + sum(made)
         self.foreign = max(0.0, self.foreign + 0.3 * (self.engine.used_tokens - ours - self.foreign))
-
-
-def _pair(request: Request, made: float, curve: Curve | None) -> tuple[float, float]:
-    return request.prompt_tokens + made, remaining(curve, made, request.max_new_tokens)
 
 
 def main() -> None:

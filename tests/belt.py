@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from app.celery_app import make_app
-from app.lanes import Lane
+from app.lanes import lane_of
 from app.manifest import RunManifest
 from app.packing import decompress, pack_task
 from app.records import Task
@@ -48,7 +48,7 @@ def _parcel(run: RunManifest, dataset: str, number: int, prompt: int) -> Parcel:
         turns=1, completion_index=0, max_new_tokens=run.max_new_tokens,
         prompt_token_ids=[(number * 31 + i) % 1000 for i in range(prompt)],
     )  # fmt: skip
-    return Parcel(task.key, task.id, dataset, task.row_number, Lane.SHORT, pack_task(task))
+    return Parcel(task.key, task.id, dataset, task.row_number, lane_of(prompt, run.max_new_tokens), pack_task(task))
 
 
 def published(client, run_id: str = "run1") -> list[dict]:

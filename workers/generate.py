@@ -97,7 +97,7 @@ class _Story:
             lease = await self.context.admission.lease(self.run, self.task, self.past)
             crash_point("lease_granted")
             attempts += 1
-            self.work.lease = lease
+            self.work.lease, self.work.rid, self.work.recalled = lease, new_rid(), False
             started_at, started = datetime.now(UTC), time.monotonic()
             sent = asyncio.ensure_future(self.context.courier.command("HINCRBY", self.keys.sent, self.task.key, 1))
             try:
@@ -131,7 +131,7 @@ class _Story:
             lease.url,
             self.task.prompt_token_ids,
             {**self.run.sampling, "max_new_tokens": self.task.max_new_tokens},
-            rid=new_rid(),
+            rid=self.work.rid,
             deadline_seconds=self.run.request_timeout_seconds,
             vocab_size=self.run.output_vocab_size,
             limits=info,
@@ -149,6 +149,8 @@ class _Story:
             self.work.lease = None
 
     async def _after(self, fault: Fault, lease: Lease, attempts: int, started: float) -> Again | Reject | Halt:
+        if fault.kind is FaultKind.ABORTED and self.work.recalled:
+            return Again(0.0, charged=False)
         if fault.kind is FaultKind.QUEUE_FULL:
             self.context.observer.refused(lease)
         try:

@@ -38,7 +38,7 @@ class Lease:
     id: str
     url: str
     endpoint: str  #: key of the endpoint in Redis
-    share: str  #: "lane weight"
+    share: str  #: app.capacity.share.Share as text
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +48,8 @@ class Work:
     task: asyncio.Task
     id: str = ""  #: of the completion, once it is known
     lease: Lease | None = None
+    rid: str = ""  #: of that request
+    recalled: bool = False  #: we asked the endpoint to abort it
     sent_at: float = 0.0  #: time.monotonic() of the request
     given_up: Fault | None = None
     _request: asyncio.Future | None = None

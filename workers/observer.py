@@ -66,6 +66,7 @@ class Observer:
         self._holdings, self._name = holdings, name
         self._looks: dict[str, asyncio.Task] = {}
         self._seen: dict[str, _Seen] = {}
+        self._aborts: set[asyncio.Task] = set()
         self._counts: dict[tuple[str, str], int] = defaultdict(int)  # (HASH, field) → to be added in Redis
 
     def finished(self, run: RunManifest, task: Task, lease: Lease, generation: Generation, latency: float) -> None:
@@ -156,10 +157,10 @@ class Observer:
         rate = _rate(seen, loads, float(control.get("rate", 0)))
         held = {name: parse_share(share) for name, share in shares.items()}
         seen.foreign = _foreign(seen.foreign, loads, held.values(), now_ms, rate)
-        observation = self._observation(url, seen, loads, len(held), fresh, control, opened)
+        observation = self._observation(url, seen, loads, held, now_ms, fresh, control, opened)
         state = _state(state_json)
         now = time.time()
-        recall = self._to_recall(controller.overflow_tokens(state, observation), held, now_ms, rate)
+        recall = self._to_recall(controller.overflow_tokens(observation), held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
         seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
@@ -180,17 +181,19 @@ class Observer:
         await asyncio.gather(*commands)
 
     def _observation(
-        self, url: str, seen: _Seen, loads: Loads | None, leases: int, fresh: dict[str, int],
+        self, url: str, seen: _Seen, loads: Loads | None, held: dict[str, Share], now_ms: int, fresh: dict[str, int],
         control: dict[str, bytes], opened: bool,
     ) -> controller.Observation:  # fmt: skip
         info, pace = self._endpoints.info(url), seen.pace
+        eldest_ms = min((share.granted_ms for share in held.values()), default=now_ms)
         told = {} if loads is None else {
             "running": loads.running, "waiting": loads.waiting, "used_tokens": loads.used_tokens,
             "throughput": loads.gen_throughput, "stale_seconds": _stale_seconds(seen, loads),
         }  # fmt: skip
         return controller.Observation(
             open=opened or fresh["opens"] > 0, died=Why(control.get("why", b"died").decode()).is_death,
-            leases=leases, wanted=int(control.get("wanted", 0)) > seen.at_ms > 0,
+            leases=len(held), eldest_seconds=(now_ms - eldest_ms) / 1000,
+            wanted=int(control.get("wanted", 0)) > seen.at_ms > 0,
             kv_tokens=(loads and loads.capacity_tokens) or (info and info.kv_tokens) or None,
             retractions=fresh["retractions"], refusals=fresh["refusals"],
             generation_seconds=pace["done_ms"] / pace["done"] / 1000 if pace["done"] else 10.0, **told,
@@ -205,12 +208,13 @@ class Observer:
         return controller.to_recall(leases, tokens)
 
     def _take_back(self, recalled: set[str]) -> None:
-        """End our requests among those recalled: aborted at the endpoint, back in their lane, charged to nobody."""
-        if not recalled:
-            return
-        for work in list(self._holdings.claims.values()):
+        """Abort our requests among those recalled: each is answered as aborted, and leases again, uncharged."""
+        for work in list(self._holdings.claims.values()) if recalled else ():
             if work.lease is not None and work.lease.id in recalled:
-                work.task.cancel("taken back before the endpoint's pool is full")
+                work.recalled = True
+                abort = asyncio.create_task(self._client.abort(work.lease.url, work.rid))
+                self._aborts.add(abort)
+                abort.add_done_callback(self._aborts.discard)
 
     # lengths
 

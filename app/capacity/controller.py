@@ -1,8 +1,9 @@
 """Learning how much one endpoint takes: a pure function of what was known, what is seen now, and the time.
 
-`f` scales the pool that the predicted peak may fill. It rises while tasks wait for leases, the pool has room at its
-fullest and the server's own queue is nearly empty; it falls on retractions, refusals, a standing queue, a pool nearly
-full, a collapse of throughput. Invariant: between two changes the endpoint had time to show what the first one did.
+`f` scales the pool that the predicted peak may fill. The forecast has its own margin, so f is 1 where nothing is wrong
+with it. It rises above where the pool stays clearly empty while tasks wait for leases (shared prefixes, say), and falls
+on retractions, refusals, a pool nearly full, a collapse of throughput. Invariant: between two changes the endpoint had
+time to show what the first one did.
 """
 
 import dataclasses
@@ -10,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 F_START, F_LEAST, F_MOST = 1.0, 0.4, 1.6
-#: The fullest the pool should get: a margin to the full pool, where servers retract, or die.
-USE_AIM, USE_AIM_FRAGILE = 0.92, 0.85
-USE_ALARM = 0.97
+#: f falls where the pool was fuller at its fullest, and rises where it stayed emptier: back to 1, and beyond 1.
+USE_ALARM, USE_AIM, USE_EMPTY = 0.97, 0.91, 0.85
+#: The fullest that a pool should get that an endpoint died of when it was full.
+USE_AIM_FRAGILE = 0.85
 #: Requests that may stand in the server's own queue: they feed its admission rule, more would only be lost in a crash.
 QUEUE_AIM = 4
 #: Share of the level at which an endpoint died that is used afterwards, and how long that memory takes to halve.
@@ -21,13 +23,18 @@ DEATH_SHARE, DEATH_HALF_LIFE_SECONDS = 0.85, 1800.0
 _ATTRIBUTABLE = 0.7
 SLOW_START_REQUESTS, SLOW_START_DOUBLING_SECONDS, SLOW_START_SECONDS = 16, 1.0, 10.0
 STALE_SECONDS = 15.0
+#: More in flight than usual by this much is not needed, but grows in lockstep, and may be what an endpoint dies of.
+HEADROOM = 1.3
 #: A step of f is due after so many generations, and goes so far of the way (a power): its effect comes late.
 SETTLE_GENERATIONS, GAIN = 0.5, 0.5
-#: Looks ahead for which the pool must not be seen to overflow; else the youngest requests are taken back.
-RELIEF_LOOKS = 2.5
+#: Looks ahead for which the pool must not overflow if nobody ends; else the youngest requests are taken back: one until
+#: it is seen, one until their holders hear of it, one until the endpoint has.
+RELIEF_LOOKS = 3.0
+#: As long as an answer runs that is older than this share of the time we have fed the endpoint, it is not full yet.
+_YOUNG = 0.7
 #: Looks are so far apart.
 LOOK_SECONDS = 0.25
-_STEP_UP_MOST, _STEP_DOWN_MOST, _STEP_BACK = 1.05, 0.97, 0.92
+_STEP_UP_MOST, _STEP_DOWN_MOST, _STEP_BACK, _STEP_ALARM = 1.05, 0.97, 0.95, 0.98
 _SETTLE_LEAST_SECONDS, _SETTLE_MOST_SECONDS = 2.0, 120.0
 
 
@@ -48,6 +55,7 @@ class Observation:
     retractions: int = 0  #: since the last look
     refusals: int = 0  #: 503 queue full, since the last look
     generation_seconds: float = 10.0  #: how long an answer takes, about
+    eldest_seconds: float = 0.0  #: age of the eldest request there
 
     @property
     def use(self) -> float:
@@ -60,16 +68,17 @@ class State:
     """What was learned of an endpoint. Times are the caller's clock, in seconds."""
 
     f: float = F_START
-    changed_at: float | None = None  #: when f was last changed, or its rise last held up
+    since: float | None = None  #: since when it has something of ours
+    changed_at: float = 0.0  #: when f was last changed, or its rise last held up
     fullest: float = 0.0  #: highest use since then
     queue_ceiling: int = -1  #: while the server lets requests stand: what it runs, and a few; 1 while it overflows
     up: bool = True
     up_at: float | None = None  #: since when it is back after a death; None: it never died
     most_requests: int = 0  #: highest number held for a while without dying
+    usual_requests: float = 0.0  #: in flight, averaged over half of an answer's time; 0: not known yet
     level_requests: int = 0  #: in flight at the last looks
     level_tokens: int = 0
-    used_tokens: int = 0  #: at the last look
-    aim: float = USE_AIM  #: lower for an endpoint that died of a full pool
+    fragile: bool = False  #: it died of a full pool
     death_requests: int = 0  #: in flight when it died; 0: it never did
     death_tokens: int = 0
     died_at: float = 0.0
@@ -91,36 +100,38 @@ def observe(state: State, seen: Observation, now: float) -> State:
     if seen.open:
         return _down(state, seen, now) if state.up else state
     if not state.up:
-        state = dataclasses.replace(state, up=True, up_at=now, changed_at=now, fullest=0.0, queue_ceiling=-1)
-    state = _levels(state, seen)
-    if state.changed_at is None:
-        return _changed(state, seen, now, state.f)
-    return _learn(state, seen, now)
+        state = dataclasses.replace(
+            state, up=True, up_at=now, since=now, fullest=0.0, queue_ceiling=-1, usual_requests=0.0
+        )
+        state = _changed(state, seen, now, state.f)
+    if state.since is None or not seen.leases:
+        state = _changed(dataclasses.replace(state, since=now), seen, now, state.f)
+    young = seen.eldest_seconds >= _YOUNG * (now - state.since)
+    return _learn(_levels(state, seen, young), seen, now, young)
 
 
 def ceilings(state: State, now: float) -> Ceilings:
-    """f, and the ceilings that the memory of a death and the slow start after it impose."""
-    requests = tokens = -1
+    """f, and the ceilings that follow from what is usual, from the memory of a death and the slow start after it."""
+    most, tokens = [], -1
+    if state.usual_requests:
+        most.append(max(SLOW_START_REQUESTS, state.usual_requests * HEADROOM))
     if state.death_requests:
         share = DEATH_SHARE * 2 ** ((now - state.died_at) / DEATH_HALF_LIFE_SECONDS)
-        requests, tokens = max(1, int(state.death_requests * share)), int(state.death_tokens * share)
+        most.append(max(1, state.death_requests * share))
+        tokens = int(state.death_tokens * share)
     up = 0.0 if not state.up else SLOW_START_SECONDS if state.up_at is None else now - state.up_at
     if up < SLOW_START_SECONDS:
-        slow = int(SLOW_START_REQUESTS * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
-        requests = slow if requests < 0 else min(requests, slow)
+        most.append(SLOW_START_REQUESTS * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
     if state.queue_ceiling >= 0:
-        requests = state.queue_ceiling if requests < 0 else min(requests, state.queue_ceiling)
-    return Ceilings(state.f, requests, tokens)
+        most.append(state.queue_ceiling)
+    return Ceilings(state.f, int(min(most)) if most else -1, tokens)
 
 
-def overflow_tokens(state: State, seen: Observation) -> float:
-    """Tokens by which the pool will soon be too small, if it goes on filling as it did since the look before."""
-    if not seen.kv_tokens or seen.used_tokens is None or not state.used_tokens:
+def overflow_tokens(seen: Observation) -> float:
+    """Tokens by which a pool that is nearly full will soon be too small if none of what runs ends meanwhile."""
+    if not seen.kv_tokens or not seen.used_tokens or not seen.throughput or seen.use < USE_AIM:
         return 0.0
-    growth = max(0, seen.used_tokens - state.used_tokens)
-    if seen.throughput is not None:  # what was let in meanwhile came once; what runs goes on growing
-        growth = min(growth, seen.throughput * LOOK_SECONDS)
-    return max(0.0, seen.used_tokens + RELIEF_LOOKS * growth - seen.kv_tokens)
+    return max(0.0, seen.used_tokens + RELIEF_LOOKS * LOOK_SECONDS * seen.throughput - seen.kv_tokens)
 
 
 def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float) -> list[str]:
@@ -138,22 +149,25 @@ def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float) -> list
     return recalled
 
 
-def _levels(state: State, seen: Observation) -> State:
+def _levels(state: State, seen: Observation, young: bool) -> State:
     """Remember what is in flight, a little longer than it is: a death is noticed after the level has fallen."""
+    usual = state.usual_requests or (0.0 if young else float(seen.leases))
+    if usual and (seen.wanted or seen.leases > usual):  # fewer because there is no work says nothing
+        usual += (seen.leases - usual) * min(1.0, 2 * LOOK_SECONDS / max(1.0, seen.generation_seconds))
     return dataclasses.replace(
         state,
+        usual_requests=usual,
         level_requests=max(seen.leases, seen.running or 0, int(state.level_requests * 0.9)),
         level_tokens=max(seen.used_tokens or 0, int(state.level_tokens * 0.9)),
         most_requests=max(state.most_requests, min(state.level_requests, seen.running or seen.leases)),
-        used_tokens=seen.used_tokens or 0,
         fullest=max(state.fullest, seen.use),
         queue_ceiling=_queue_ceiling(state, seen),
     )
 
 
 def _queue_ceiling(state: State, seen: Observation) -> int:
-    emptying = state.queue_ceiling == 1 and seen.use > state.aim  # or the freed room would be given away at once
-    if seen.use > USE_ALARM or emptying or overflow_tokens(state, seen) > 0:
+    emptying = state.queue_ceiling == 1 and seen.use > USE_AIM  # or the freed room would be given away at once
+    if seen.use > USE_ALARM or emptying or overflow_tokens(seen) > 0:
         return 1
     return (seen.running or 0) + QUEUE_AIM if (seen.waiting or 0) > QUEUE_AIM else -1
 
@@ -162,30 +176,33 @@ def _down(state: State, seen: Observation, now: float) -> State:
     state = dataclasses.replace(state, up=False)
     if not seen.died or state.level_requests < max(2, _ATTRIBUTABLE * state.most_requests):
         return state
-    full = state.fullest > USE_AIM
+    full = state.fullest > USE_AIM or state.fragile
     return dataclasses.replace(
         state, died_at=now, death_requests=state.level_requests, death_tokens=state.level_tokens, most_requests=0,
-        f=min(state.f, F_START) if full else state.f, aim=min(state.aim, USE_AIM_FRAGILE) if full else state.aim,
+        f=min(state.f, F_START) if full else state.f, fragile=full,
     )  # fmt: skip
 
 
-def _learn(state: State, seen: Observation, now: float) -> State:
+def _learn(state: State, seen: Observation, now: float, young: bool) -> State:
     """At most one step per settling time; harm is answered sooner than room."""
     settle = min(_SETTLE_MOST_SECONDS, max(_SETTLE_LEAST_SECONDS, seen.generation_seconds * SETTLE_GENERATIONS))
     quiet = now - state.changed_at
-    harm = seen.retractions > 0 or seen.refusals > 0 or state.queue_ceiling == 1
-    if harm and quiet > settle / 2:
-        return _changed(state, seen, now, state.f * _STEP_BACK)
+    harm, alarm = seen.retractions > 0 or seen.refusals > 0, state.queue_ceiling == 1
+    if (harm or alarm) and quiet > settle / 2:
+        return _changed(state, seen, now, state.f * (_STEP_BACK if harm else _STEP_ALARM))
     if quiet < settle:
         return state
     if _collapsed(state, seen):
         return _changed(state, seen, now, state.f * _STEP_DOWN_MOST)
-    if state.fullest > state.aim:
-        return _changed(state, seen, now, state.f * max(_STEP_DOWN_MOST, (state.aim / state.fullest) ** GAIN))
-    held_up = not seen.wanted or seen.stale_seconds > STALE_SECONDS or (seen.waiting or 0) > QUEUE_AIM
-    if held_up or not state.fullest:
+    most, aim = (USE_AIM_FRAGILE, USE_AIM_FRAGILE) if state.fragile else (USE_ALARM, USE_AIM)
+    if state.fullest > most:
+        return _changed(state, seen, now, state.f * max(_STEP_DOWN_MOST, (most / state.fullest) ** GAIN))
+    if state.f >= F_START:
+        aim = min(aim, USE_EMPTY)
+    queues = (seen.waiting or 0) > QUEUE_AIM
+    if young or queues or not seen.wanted or seen.stale_seconds > STALE_SECONDS or not 0 < state.fullest < aim:
         return _changed(state, seen, now, state.f)
-    return _changed(state, seen, now, state.f * min(_STEP_UP_MOST, (state.aim / state.fullest) ** GAIN))
+    return _changed(state, seen, now, state.f * min(_STEP_UP_MOST, (aim / state.fullest) ** GAIN))
 
 
 def _collapsed(state: State, seen: Observation) -> bool:

@@ -1,4 +1,4 @@
-"""How much longer will an answer grow that has made so many tokens already? Learned from the answers that ended.
+"""How long will answers get? The share that gets so far, learned from those that ended.
 
 Invariant: answers that still run count too, as longer than what they have made; without them the first ones to end,
 which are the short ones, would promise that all are short, and the pool would be overfilled at the start of every run.
@@ -18,8 +18,10 @@ ENOUGH_FINISHED = 30
 #: Knots of a curve at most: it is parsed inside Redis.
 MOST_KNOTS = 32
 _BINS_PER_OCTAVE = 8
-#: An answer beyond everything known is expected to make at least so many more.
+#: An answer beyond everything known is expected to make so many more.
 LEAST_REMAINING = 256
+#: A curve ends where fewer than this share of the answers get.
+RARE = 0.005
 #: Finished answers at the clip that are pretended beside the real ones: they bound a tail that nobody has seen yet.
 _PRETENDED = 4.0
 
@@ -42,37 +44,34 @@ def kind_of(recipe: str, dataset: str, lane: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Expected remaining tokens over tokens made: straight between its knots, constant beyond the last."""
+    """Share of answers that get so far, over tokens made: straight between its knots, 0 from the last on."""
 
     made: tuple[int, ...]
-    left: tuple[int, ...]
+    share: tuple[float, ...]
 
-    def remaining(self, made: float) -> float:
-        """E[length - made | length > made]."""
+    def alive(self, made: float) -> float:
+        """P(length > made)."""
         at = bisect_right(self.made, made)
         if at == len(self.made):
-            return float(self.left[-1])
-        x0, x1, y0, y1 = self.made[at - 1], self.made[at], self.left[at - 1], self.left[at]
+            return 0.0
+        x0, x1, y0, y1 = self.made[at - 1], self.made[at], self.share[at - 1], self.share[at]
         return y0 + (y1 - y0) * (made - x0) / (x1 - x0)
 
     def dump(self) -> str:
-        """`made:left made:left …`, for Redis."""
-        return " ".join(f"{x}:{y}" for x, y in zip(self.made, self.left, strict=True))
+        """`made:share made:share …`, for Redis."""
+        return " ".join(f"{x}:{y:.4f}" for x, y in zip(self.made, self.share, strict=True))
 
 
 def parse_curve(text: str) -> Curve:
     """What `dump` wrote."""
     pairs = [word.split(":") for word in text.split()]
-    return Curve(tuple(int(x) for x, _ in pairs), tuple(int(y) for _, y in pairs))
+    return Curve(tuple(int(x) for x, _ in pairs), tuple(float(y) for _, y in pairs))
 
 
-def remaining(curve: Curve | None, made: float, allowance: int) -> float:
-    """Tokens that an answer is expected to make yet; without a curve by SGLang's clip. At least 1, within its allowance."""  # noqa: E501
-    if curve is None:
-        expected = max(LEAST_REMAINING, expected_output_tokens(allowance) - made)
-    else:
-        expected = curve.remaining(made)
-    return max(1.0, min(expected, allowance - made))
+def most_left(curve: Curve | None, made: float, allowance: int) -> float:
+    """Tokens that an answer makes at most, so far as known (without a curve: SGLang's clip), within its allowance."""
+    longest = expected_output_tokens(allowance) if curve is None else curve.made[-1]
+    return max(1.0, min(max(LEAST_REMAINING, longest - made), allowance - made))
 
 
 def learn(finished: Mapping[int, int], running: Iterable[int], allowance: int) -> Curve | None:
@@ -107,14 +106,11 @@ def _survival(finished: Mapping[int, int], still: Mapping[int, int], clip: int, 
 
 
 def _curve(survival: list[float], first: int) -> Curve:
-    """Mean residual life at the knots: what lies under the survival curve to the right, over its height there."""
-    area, left = 0.0, [0.0] * len(survival)
-    for number in range(len(survival) - 2, -1, -1):
-        width = edge(number + 1) - (edge(number) if number else 0)
-        area += width * (survival[number] + survival[number + 1]) / 2
-        left[number] = area / survival[number] if survival[number] > 1e-9 else 0.0
-    stop = max(first + 1, max(n for n, share in enumerate(survival) if share > 1e-9))
-    stride = math.ceil((stop - first) / (MOST_KNOTS - 2))
-    knots = [0, *range(max(1, first), stop, stride)]
-    at = {math.ceil(edge(n)) if n else 0: left[n] for n in knots}  # small bins may share a whole number of tokens
-    return Curve(tuple(at), tuple(max(LEAST_REMAINING if value == 0 else 1, round(value)) for value in at.values()))
+    """The knots of a survival curve: few, and none where hardly anybody gets."""
+    stop = max(first + 1, max(n for n, share in enumerate(survival) if share > RARE))
+    stride = math.ceil((stop - first) / (MOST_KNOTS - 3))
+    at = {0: 1.0}
+    for number in range(max(1, first), stop, stride):
+        at[math.ceil(edge(number))] = round(survival[number], 4)  # small bins may share a whole number of tokens
+    at[max(max(at) + 1, math.ceil(edge(stop)))] = 0.0
+    return Curve(tuple(at), tuple(at.values()))

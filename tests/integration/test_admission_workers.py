@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from app.capacity.share import parse_share
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.sglang.simulator.faults import Faults
 from app.store.keys import CELERY_PREFIX, EXPECTED, EndpointKeys, RunKeys
@@ -17,7 +18,7 @@ KV_TOKENS = 40_000
 def deadly(**more) -> SimulatorConfig:
     return SimulatorConfig(
         max_total_num_tokens=KV_TOKENS, max_running_requests=1000, output_mean=400, output_sigma=0.45,
-        step_seconds=0.004, faults=Faults(crash_above_running=100, crash_on_kv_full=True), **more,
+        step_seconds=0.004, faults=Faults(crash_above_running=120, crash_on_kv_full=True), **more,
     )  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_clien
 
 
 def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
-    """The observer names leases; their holders abort at the endpoint and hand the message back; all end published."""
+    """The observer names leases; their holders abort them and lease again; all end published."""
     config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)
     with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
         put(redis_client, redis_url, manifest(endpoint.url), 20)
@@ -62,3 +63,28 @@ def test_a_lane_that_waits_leaves_slots_and_messages_to_others(redis_client, red
         assert redis_client.llen(CELERY_PREFIX + "lane.short") > 300
         until(lambda: redis_client.xlen(KEYS.responses) == 900, 60, "900 responses")
         assert not redis_client.exists(KEYS.payload("d"))
+
+
+@pytest.mark.timeout(90)
+def test_lane_ceilings_are_exact_over_all_workers_and_neither_lane_starves(redis_client, redis_url, tmp_path):
+    """12 short and 3 long at two workers: never more of either, both full at once, all answered."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=20, step_seconds=0.03, max_running_requests=1000, disconnect_seconds=0.1
+    )
+    run = manifest("", short_concurrency=12, long_concurrency=3, max_new_tokens=64)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path), worker(redis_url, tmp_path, name="w2"):
+        run = run.model_copy(update={"endpoints": [endpoint.url]})
+        put(redis_client, redis_url, run, 150, dataset="short")
+        put(redis_client, redis_url, run, 20, dataset="long", prompt=8200)
+        names, seen = EndpointKeys(endpoint_key(endpoint.url)), set()
+
+        def finished() -> bool:
+            lanes = [parse_share(share).lane for share in redis_client.hvals(names.lease_info)]
+            seen.add((lanes.count("short"), lanes.count("long")))
+            return redis_client.xlen(KEYS.responses) == 170
+
+        until(finished, 60, "170 responses")
+        assert max(short for short, _ in seen) == 12
+        assert max(long for _, long in seen) == 3
+        assert (12, 3) in seen
+        assert endpoint.stats()["peak_running"] <= 15

@@ -6,6 +6,7 @@ import pytest
 
 from app.capacity.share import parse_share
 from app.store import scripts
+from app.store.holders import forget_all
 from app.store.keys import DEATHS, EPOCH, EXPECTED, SEEN, WOKE, EndpointKeys, RunKeys
 from workers.admission import lease_keys
 
@@ -242,3 +243,16 @@ def test_what_is_not_renewed_after_redis_was_frozen_is_free(redis_client, frozen
     redis_client.delete(WOKE)  # what its expiry does
     assert scripts.call(redis_client, "orphaned", [PAYLOAD, CLAIMS, HOLDERS], [0, 10]) == [b"a"]
     assert lease(redis_client, [("L2", "short", 90, "1")], ceilings=((-1, -1, -1, 100, -1),)) == [0, 1]
+
+
+def test_a_new_start_forgets_who_held_what_and_keeps_what_was_learned(redis_client):
+    """Leases and breakers of dead processes end; f, pace and the level at which an endpoint died are still known."""
+    lease(redis_client, [("a", "short", 10, "1")], settle=0)
+    redis_client.set(E1.open, "{}")
+    redis_client.set(E1.learned, "{}")
+    redis_client.hset(E1.control, "f", "0.9")
+    redis_client.hset(EXPECTED, "kind", "0:1.0000 100:0.0000")
+    forget_all(redis_client)
+    assert not redis_client.exists(E1.leases, E1.lease_info, E1.open)
+    assert redis_client.exists(E1.learned, E1.control, EXPECTED) == 3
+    assert lease(redis_client, [("b", "short", 10, "1")]) == [0, 1]

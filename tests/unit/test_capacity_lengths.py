@@ -1,4 +1,4 @@
-"""Expected remaining lengths are those of the answers that will come, not of those that came first."""
+"""Expected lengths are those of the answers that will come, not of those that came first."""
 
 import random
 
@@ -10,8 +10,8 @@ from app.capacity.lengths import (
     MOST_KNOTS,
     bin_of,
     learn,
+    most_left,
     parse_curve,
-    remaining,
 )
 
 RANDOM = random.Random(1)
@@ -25,12 +25,17 @@ def histogram(lengths) -> dict[int, int]:
     return counts
 
 
-def test_the_curve_is_the_mean_residual_life_of_what_was_seen():
-    """Within 6 % of the exact figure wherever enough answers got that far."""
+def mean(curve) -> float:
+    """Of the lengths that a curve stands for."""
+    return sum(curve.alive(made) for made in range(curve.made[-1]))
+
+
+def test_the_curve_is_the_share_that_gets_so_far():
+    """Within 2 % of all answers everywhere."""
     curve = learn(histogram(LENGTHS), [], 8192)
-    for made in (0, 200, 1000, 2000, 3000, 4500):
-        rest = [length - made for length in LENGTHS if length > made]
-        assert curve.remaining(made) == pytest.approx(sum(rest) / len(rest), rel=0.06)
+    for made in (0, 200, 1000, 2000, 3000, 4500, 7000):
+        share = sum(length > made for length in LENGTHS) / len(LENGTHS)
+        assert curve.alive(made) == pytest.approx(share, abs=0.02)
 
 
 def test_answers_that_still_run_count_as_longer():
@@ -39,27 +44,27 @@ def test_answers_that_still_run_count_as_longer():
     naive = learn(histogram(lengths[:40]), [], 8192)
     told = learn(histogram(lengths[:40]), [lengths[40]] * 60, 8192)
     truth = sum(lengths) / 100
-    assert naive.remaining(0) < 0.8 * truth
-    assert told.remaining(0) > 0.9 * truth
+    assert mean(naive) < 0.8 * truth
+    assert mean(told) > 0.9 * truth
 
 
 def test_before_enough_have_finished_the_servers_own_clip_counts():
     """min(max_new_tokens, 4096) less what is made; beyond it a little; never more than the allowance leaves."""
     assert learn(histogram(LENGTHS[: ENOUGH_FINISHED - 1]), [], 8192) is None
-    assert remaining(None, 0, 8192) == 4096
-    assert remaining(None, 0, 1000) == 1000
-    assert remaining(None, 1000, 8192) == 3096
-    assert remaining(None, 5000, 8192) == LEAST_REMAINING
-    assert remaining(None, 8190, 8192) == 2
-    assert remaining(learn(histogram(LENGTHS), [], 8192), 0, 100) == 100
+    assert most_left(None, 0, 8192) == 4096
+    assert most_left(None, 0, 1000) == 1000
+    assert most_left(None, 1000, 8192) == 3096
+    assert most_left(None, 5000, 8192) == LEAST_REMAINING
+    assert most_left(None, 8190, 8192) == 2
+    assert most_left(learn(histogram(LENGTHS), [], 8192), 0, 100) == 100
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [1] * 50, [7] * 50, [200_000] * 40, [1, 200_000] * 30])
 def test_a_curve_is_small_whole_and_survives_redis(lengths):
-    """At most 32 knots, rising, from 0, each expectation at least a token."""
+    """At most 32 knots, rising, from all to none."""
     curve = learn(histogram(lengths), [5, 500, 60_000], 262_144)
     assert parse_curve(curve.dump()) == curve
     assert len(curve.made) <= MOST_KNOTS
-    assert curve.made[0] == 0
+    assert (curve.made[0], curve.share[0], curve.share[-1]) == (0, 1.0, 0.0)
     assert list(curve.made) == sorted(set(curve.made))
-    assert min(curve.left) >= 1
+    assert list(curve.share) == sorted(curve.share, reverse=True)

@@ -133,7 +133,7 @@ def server_info(config: SimulatorConfig, model: str, weight_version: str, engine
     }  # fmt: skip
     live = {
         "world_size": 1, "effective_max_running_requests_per_dp": config.max_running_requests,
-        "last_gen_throughput": engine.throughput(),
+        "last_gen_throughput": engine.throughput() * config.speed,
         "memory_usage": {"weight": 0.0, "kvcache": 0.0, "startup_available": 0.0,
                          "token_capacity": config.max_total_num_tokens, "token_capacity_swa": None, "graph": {}},
     }  # fmt: skip
@@ -162,7 +162,7 @@ def loads(config: SimulatorConfig, engine: Engine, now: float) -> dict[str, Any]
         "num_waiting_uncached_tokens": uncached, "num_used_tokens": used, "num_total_tokens": used + uncached,
         "num_active_tokens": used + uncached, "num_prealloc_ready_tokens": 0, "max_total_num_tokens": capacity,
         "max_running_requests": config.max_running_requests, "token_usage": round(used / capacity, 4),
-        "gen_throughput": round(engine.throughput(), 2), "cache_hit_rate": 0.0, "utilization": 0.0,
+        "gen_throughput": round(engine.throughput() * config.speed, 2), "cache_hit_rate": 0.0, "utilization": 0.0,
         "total_prefill_uncached_tokens": engine.counters.prefilled_tokens, "total_prefill_busy_us": 0,
         "decode_moments": [0.0] * 6,
         "memory": {"weight_gb": 0.0, "kv_cache_gb": 0.0, "graph_gb": 0.0, "token_capacity": capacity},
@@ -184,7 +184,8 @@ def metrics(config: SimulatorConfig, engine: Engine, model: str) -> str:
         ("num_used_tokens", "gauge", engine.used_tokens),
         ("token_usage", "gauge", engine.used_tokens / config.max_total_num_tokens),
         ("max_total_num_tokens", "gauge", config.max_total_num_tokens),
-        ("gen_throughput", "gauge", engine.throughput()), ("new_token_ratio", "gauge", engine.new_token_ratio),
+        ("gen_throughput", "gauge", engine.throughput() * config.speed),
+        ("new_token_ratio", "gauge", engine.new_token_ratio),
         ("num_retracted_requests_total", "counter", counters.retractions),
         ("generation_tokens_total", "counter", counters.generated_tokens),
         ("num_requests_total", "counter", counters.completed),

@@ -48,9 +48,10 @@ class SimulatorConfig:
     retraction_policy: Literal["length", "newest"] = "length"  #: victims: shortest output first, or newest first
 
     # how fast it is
-    step_seconds: float = 0.002  #: a decode step, before ...
-    step_seconds_per_request: float = 0.00001  #: ... this for each running request
-    prefill_tokens_per_second: float = 60_000.0
+    step_seconds: float = 0.0026  #: a decode step, before ...
+    step_seconds_per_request: float = 0.0  #: ... this for each running request ...
+    step_seconds_per_token: float = 42e-9  #: ... and this for each token in the pool
+    prefill_tokens_per_second: float = 95_000.0
     speed: float = 1.0
     instant: bool = False  #: answer at once: no queue, no pool, no time
 

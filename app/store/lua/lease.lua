@@ -12,9 +12,9 @@
 -- urgent by waiting and reserves its place: for two seconds, renewed by asking, others must fit beside it.
 -- A suspect (company > 0) joins only where it has no more company than that, and nobody joins it beyond that; while it
 -- waits it stands in nobody's way, until it is urgent: then an endpoint empties for it.
-local SLOTS, CLIP, LEAST, STALE_MS, RESERVED_MS = 128, 4096, 256, 10000, 2000
+local SLOTS, MARGIN, CLIP, LEAST, RARE, STALE_MS, RESERVED_MS = 64, 3, 4096, 256, 0.005, 10000, 2000
 local REFUSED, NO_ROOM = -1, -2
-local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+local ceil, floor, max, min, sqrt = math.ceil, math.floor, math.max, math.min, math.sqrt
 local ttl, settle, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local born = redis.call('GET', KEYS[1])
 if not born then
@@ -31,55 +31,43 @@ if answer[1] > 0 then
   return answer
 end
 
--- expected remaining tokens
+-- how long answers get: the share that gets so far; horizon: how far ahead of now anybody makes it necessary to look
 
-local curves = {}
+local curves, horizon = {}, 1
 local function curve_of(name)
   local curve = curves[name]
   if curve == nil then
     local text = redis.call('HGET', KEYS[2], name)
     curve = false
     if text then
-      curve = { made = {}, left = {} }
-      for made, left in string.gmatch(text, '(%d+):(%d+)') do
+      curve = { made = {}, share = {} }
+      for made, share in string.gmatch(text, '(%d+):([%d.]+)') do
         curve.made[#curve.made + 1] = tonumber(made)
-        curve.left[#curve.left + 1] = tonumber(left)
+        curve.share[#curve.share + 1] = tonumber(share)
       end
-      curve.count = #curve.made
+      curve.last = curve.made[#curve.made]
+      horizon = max(horizon, curve.last)
     end
     curves[name] = curve
   end
   return curve
 end
 
-local function remaining(curve, made, allowance)
-  local left, most = nil, allowance - made
-  if curve then
-    local xs, ys = curve.made, curve.left
-    local low, high = 1, curve.count + 1 -- the first knot beyond `made` is in [low + 1, high]
-    while high - low > 1 do
-      local middle = (low + high - (low + high) % 2) / 2
-      if xs[middle] > made then high = middle else low = middle end
-    end
-    left = ys[low]
-    if xs[high] then left = left + (ys[high] - left) * (made - xs[low]) / (xs[high] - xs[low]) end
-  else
-    left = max(LEAST, min(allowance, CLIP) - made)
-  end
-  if left > most then left = most end
-  return left < 1 and 1 or left
+local function most_left(curve, made, allowance)
+  if curve and made < curve.last then return max(1, allowance - made) end -- the curve says the rest
+  return max(1, min(max(LEAST, (curve and curve.last or min(allowance, CLIP)) - made), allowance - made))
 end
 
--- the requests, and the farthest end
+-- the requests
 
-local requests, horizon = {}, 1
+local requests = {}
 for r = first, #ARGV, 8 do
   local request = {
     id = ARGV[r], lane = ARGV[r + 1], prompt = tonumber(ARGV[r + 2]), allowance = tonumber(ARGV[r + 3]),
     curve = ARGV[r + 4], may = ARGV[r + 5], urgent = ARGV[r + 6] == '1', company = tonumber(ARGV[r + 7]),
   }
-  request.left = remaining(curve_of(request.curve), 0, request.allowance)
-  horizon = max(horizon, request.left)
+  request.left = most_left(curve_of(request.curve), 0, request.allowance)
+  if not curves[request.curve] then horizon = max(horizon, request.left) end
   requests[#requests + 1] = request
 end
 
@@ -106,31 +94,33 @@ local function controlled(key, endpoint)
   end
 end
 
-local function shares_of(endpoint) -- the hot loop: 2,000 leases cost about 4 ms of Redis
+local function shares_of(endpoint) -- the hot loop over all leases
   local match, rate, held, entries, n = string.match, endpoint.rate, endpoint.held, endpoint.entries, 0
   for _, share in ipairs(redis.call('HVALS', endpoint.info)) do
-    local lane, prompt, allowance, granted, curve, company = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+) ?(%d*)$')
+    local lane, prompt, allowance, granted, name, company = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+) ?(%d*)$')
     if company ~= '' then endpoint.company = min(endpoint.company, tonumber(company)) end
     allowance = allowance + 0
-    local made = (now - granted) * rate
+    local curve, made = curves[name], (now - granted) * rate
+    if curve == nil then curve = curve_of(name) end
     if made > allowance - 1 then made = allowance - 1 end
     if made < 0 then made = 0 end
-    local left, tokens = remaining(curves[curve] or curve_of(curve), made, allowance), prompt + made
+    local left, tokens = most_left(curve, made, allowance), prompt + made
     held[lane] = held[lane] + 1
     held.tokens = held.tokens + tokens
-    entries[n + 1], entries[n + 2] = tokens, left
-    n = n + 2
-    if left > horizon then horizon = left end
+    entries[n + 1], entries[n + 2], entries[n + 3], entries[n + 4] = curve, made, tokens, left
+    n = n + 4
+    if not curve and left > horizon then horizon = left end
   end
-  held.all = n / 2
+  held.all = n / 4
 end
 
 local function reserved_at(key)
   local text = redis.call('GET', key)
   if not text then return nil end
-  local id, lane, prompt, left, company = string.match(text, '^(%S+) (%a+) (%d+) (%S+) (%d+)$')
-  horizon = max(horizon, tonumber(left))
-  return { id = id, lane = lane, prompt = tonumber(prompt), left = tonumber(left), company = tonumber(company) }
+  local id, lane, prompt, left, curve, company = string.match(text, '^(%S+) (%a+) (%d+) (%S+) (%S+) (%d+)$')
+  left = tonumber(left)
+  if not curve_of(curve) then horizon = max(horizon, left) end
+  return { id = id, lane = lane, prompt = tonumber(prompt), left = left, curve = curve, company = tonumber(company) }
 end
 
 local endpoints = {}
@@ -141,8 +131,8 @@ for e = 1, count do
     control = KEYS[key + 3], reservation = KEYS[key + 4],
     all = tonumber(ARGV[at]), short = tonumber(ARGV[at + 1]), long = tonumber(ARGV[at + 2]),
     tokens = tonumber(ARGV[at + 3]), rpm = tonumber(ARGV[at + 4]),
-    held = { all = 0, short = 0, long = 0, tokens = 0 }, entries = {}, at = {}, wanted = false,
-    company = math.huge,
+    held = { all = 0, short = 0, long = 0, tokens = 0 }, entries = {}, wanted = false,
+    mean = {}, variance = {}, most = {}, company = math.huge,
   }
   drop_expired(endpoint.leases, endpoint.info)
   controlled(endpoint.control, endpoint)
@@ -151,33 +141,103 @@ for e = 1, count do
   endpoints[e] = endpoint
 end
 
--- the forecast: at[k] is what all hold at moment k * step; ends are rounded up to a moment
+-- the forecast: expectation and variance of what all hold at moment k * step, k from 0, and what they held if none had
+-- ended; those of a kind and about an age are counted together
 
 local step = max(1, horizon / SLOTS)
 local function slot_of(left) return min(SLOTS, max(1, ceil(left / step))) end
 
-for _, endpoint in ipairs(endpoints) do
-  local at, held_to, count_to = endpoint.at, {}, {}
-  for k = 1, SLOTS do held_to[k], count_to[k] = 0, 0 end
-  for i = 1, #endpoint.entries, 2 do
-    local slot = slot_of(endpoint.entries[i + 1])
-    held_to[slot] = held_to[slot] + endpoint.entries[i]
-    count_to[slot] = count_to[slot] + 1
+local function fill_grid(curve) -- share of answers that get to slot * step
+  local xs, ys, grid, i = curve.made, curve.share, {}, 1
+  for slot = 0, 2 * SLOTS + 1 do
+    local x = slot * step
+    while xs[i + 1] and xs[i + 1] <= x do i = i + 1 end
+    grid[slot] = xs[i + 1] and ys[i] + (ys[i + 1] - ys[i]) * (x - xs[i]) / (xs[i + 1] - xs[i]) or 0
   end
-  local held, running = 0, 0
-  for k = SLOTS, 1, -1 do
-    held, running = held + held_to[k], running + count_to[k]
-    at[k] = held + running * k * step
+  curve.grid = grid
+end
+
+local function alive_of(curve, made, last) -- share still there at moments 0 to `last`
+  local alive = { [0] = 1 }
+  if curve then
+    if not curve.grid then fill_grid(curve) end
+    local grid, first = curve.grid, floor(made / step)
+    local part, present = made / step - first, 0
+    if first <= SLOTS then present = grid[first] + (grid[first + 1] - grid[first]) * part end
+    if present > RARE / 2 then
+      for k = 1, last do
+        local low = grid[first + k]
+        local share = (low + (grid[first + k + 1] - low) * part) / present
+        if share <= 0 then break end
+        alive[k] = share
+      end
+      return alive
+    end
+    last = min(last, ceil(LEAST / step))
+  end
+  for k = 1, last do alive[k] = 1 end
+  return alive
+end
+
+local fresh = {} -- those that join now, by kind and farthest end
+local function alive_of_fresh(request)
+  local slot = slot_of(request.left)
+  local key = slot .. ' ' .. request.curve
+  if not fresh[key] then fresh[key] = alive_of(curves[request.curve], 0, slot) end
+  return fresh[key]
+end
+
+local function join(endpoint, alive, count, held, squares)
+  local mean, variance, most = endpoint.mean, endpoint.variance, endpoint.most
+  for k = 0, SLOTS do
+    local share, steps = alive[k], k * step
+    if not share then return end
+    most[k] = most[k] + held + count * steps
+    mean[k] = mean[k] + (held + count * steps) * share
+    variance[k] = variance[k] + (squares + 2 * held * steps + count * steps * steps) * share * (1 - share)
+  end
+end
+
+for _, endpoint in ipairs(endpoints) do
+  for k = 0, SLOTS do endpoint.mean[k], endpoint.variance[k], endpoint.most[k] = 0, 0, 0 end
+  local groups, entries = {}, endpoint.entries
+  for i = 1, #entries, 4 do
+    local curve, made, tokens, slot = entries[i], entries[i + 1], entries[i + 2], slot_of(entries[i + 3])
+    local of_curve = groups[curve]
+    if not of_curve then
+      of_curve = {}
+      groups[curve] = of_curve
+    end
+    local key = floor(made / step) * (SLOTS + 1) + slot
+    local group = of_curve[key]
+    if not group then
+      group = { count = 0, made = 0, held = 0, squares = 0, slot = slot }
+      of_curve[key] = group
+    end
+    group.count, group.made = group.count + 1, group.made + made
+    group.held, group.squares = group.held + tokens, group.squares + tokens * tokens
+  end
+  for curve, of_curve in pairs(groups) do
+    for _, group in pairs(of_curve) do
+      join(endpoint, alive_of(curve, group.made / group.count, group.slot), group.count, group.held, group.squares)
+    end
   end
 end
 
 local function peak_with(endpoint, request, other)
-  local at, peak, last = endpoint.at, 0, slot_of(request.left)
-  local last_other = other and slot_of(other.left) or 0
-  for k = 1, SLOTS do
-    local sum = at[k]
-    if k <= last then sum = sum + request.prompt + k * step end
-    if k <= last_other then sum = sum + other.prompt + k * step end
+  local mean, variance, most, peak = endpoint.mean, endpoint.variance, endpoint.most, 0
+  local alive, alive_other = alive_of_fresh(request), other and alive_of_fresh(other) or {}
+  for k = 0, SLOTS do
+    local m, v, all, share, share_other = mean[k], variance[k], most[k], alive[k], alive_other[k]
+    if share then
+      local size = request.prompt + k * step
+      m, v, all = m + size * share, v + size * size * share * (1 - share), all + size
+    end
+    if share_other then
+      local size = other.prompt + k * step
+      m, v, all = m + size * share_other, v + size * size * share_other * (1 - share_other), all + size
+    end
+    local sum = min(all, m + MARGIN * sqrt(v))
     if sum > peak then peak = sum end
   end
   return peak
@@ -219,7 +279,7 @@ local function grant(endpoint, request)
   endpoint.held.all = endpoint.held.all + 1
   endpoint.held[request.lane] = endpoint.held[request.lane] + 1
   endpoint.held.tokens = endpoint.held.tokens + request.prompt
-  for k = 1, slot_of(request.left) do endpoint.at[k] = endpoint.at[k] + request.prompt + k * step end
+  join(endpoint, alive_of_fresh(request), 1, request.prompt, request.prompt * request.prompt)
   if endpoint.rpm > 0 then endpoint.rpm_left = endpoint.rpm_left - 1 end
   for _, any in ipairs(endpoints) do
     if any.reserved and any.reserved.id == request.id then
@@ -231,10 +291,9 @@ end
 
 local function reserve(endpoint, request)
   if endpoint.reserved and endpoint.reserved.id ~= request.id then return false end
-  endpoint.reserved = {
-    id = request.id, lane = request.lane, prompt = request.prompt, left = request.left, company = request.company,
-  }
-  local text = table.concat({ request.id, request.lane, request.prompt, request.left, request.company }, ' ')
+  endpoint.reserved = request
+  local words = { request.id, request.lane, request.prompt, request.left, request.curve, request.company }
+  local text = table.concat(words, ' ')
   redis.call('SET', endpoint.reservation, text, 'PX', RESERVED_MS)
   return true
 end
