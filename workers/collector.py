@@ -243,8 +243,8 @@ class _Batch:
 
     @property
     def responses(self) -> list[ResponseRecord]:
-        """Those to be written."""
-        return list(self._responses.values())
+        """Those to be written, turn by turn."""
+        return [turn for turns in self._responses.values() for turn in turns]
 
     @property
     def rejections(self) -> list[RejectedRecord]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import pairwise
 
 from app.lanes import expected_output_tokens
 
@@ -57,6 +58,14 @@ class Curve:
         x0, x1, y0, y1 = self.made[at - 1], self.made[at], self.share[at - 1], self.share[at]
         return y0 + (y1 - y0) * (made - x0) / (x1 - x0)
 
+    def remaining(self, made: float) -> float:
+        """E[length - made | length > made]: the area under the curve to the right, over its height there."""
+        height = self.alive(made)
+        if height <= 0:
+            return 0.0
+        points = [(made, height), *((x, y) for x, y in zip(self.made, self.share, strict=True) if x > made)]
+        return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points)) / height
+
     def dump(self) -> str:
         """`made:share made:share …`, for Redis."""
         return " ".join(f"{x}:{y:.4f}" for x, y in zip(self.made, self.share, strict=True))
@@ -72,6 +81,12 @@ def most_left(curve: Curve | None, made: float, allowance: int) -> float:
     """Tokens that an answer makes at most, so far as known (without a curve: SGLang's clip), within its allowance."""
     longest = expected_output_tokens(allowance) if curve is None else curve.made[-1]
     return max(1.0, min(max(LEAST_REMAINING, longest - made), allowance - made))
+
+
+def remaining(curve: Curve | None, made: float, allowance: int) -> float:
+    """Tokens that an answer is expected to make yet (without a curve: to SGLang's clip), within its allowance."""
+    left = curve.remaining(made) if curve else expected_output_tokens(allowance) - made
+    return max(1.0, min(left if left > 0 else LEAST_REMAINING, allowance - made))
 
 
 def learn(finished: Mapping[int, int], running: Iterable[int], allowance: int) -> Curve | None:

@@ -23,7 +23,7 @@ WORKER_INFO = PREFIX + "worker-info"
 #: HASH "run:task key" → requests at an endpoint at each death that the task was in flight at, "100,57"; see
 #: workers/suspects.py. Owner: implicate.lua; removed when the key is published.
 DEATHS = PREFIX + "deaths"
-#: HASH kind of task → curve of expected remaining tokens (app/capacity/lengths.py). Owner: the learner.
+#: HASH kind of task → curve: share of answers that get so far (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"
 #: STREAM of losses of endpoints and their ends (app/store/breaker.py), the last thousand. Owner: the breaker's scripts.
 CHANGES = PREFIX + "changes"

@@ -76,7 +76,7 @@ class Kind:
 
     name: str
     finished: int  #: answers
-    curve: Curve | None  #: expected remaining tokens; None: too few have finished
+    curve: Curve | None  #: share of answers that get so far; None: too few have finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError
 from app.store.keys import SEEN, WOKE
 
 _FOLDER = Path(__file__).parent / "lua"
-_JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases")
+_JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases", "turned")
 
 
 def _read() -> dict[str, str]:

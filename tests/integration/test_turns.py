@@ -21,7 +21,7 @@ from app.sglang.simulator import SimulatorConfig
 from app.sglang.simulator.model import Model
 from app.sglang.simulator.requests import Ask
 from app.store import scripts
-from app.store.keys import CELERY_PREFIX, EndpointKeys, RunKeys
+from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
 from app.tokenization import Renderer, RenderOptions
 from app.verify import verify
 from producers.conveyor import Conveyor, Stopped
@@ -53,7 +53,8 @@ def turned(client, key: str, holder: str, blob: bytes = b"made") -> int:
 
 
 def claim(client, key: str, holder: str):
-    return scripts.call(client, "claim", [PAYLOAD, CLAIMS, KEYS.holders("chat"), KEYS.halt], [key, holder, 10_000])
+    keys = [PAYLOAD, CLAIMS, KEYS.holders("chat"), KEYS.halt, DEATHS]
+    return scripts.call(client, "claim", keys, [key, holder, 10_000, key])
 
 
 # --- the scripts
@@ -269,9 +270,10 @@ def group(number: int, turns: int = 3, **last) -> list:
 
 def publish(client, *groups) -> None:
     for records in groups:
-        keys = [KEYS.responses, PAYLOAD, CLAIMS, KEYS.holders("chat"), KEYS.published("chat"), E1.leases, E1.lease_info]
+        keys = [KEYS.responses, PAYLOAD, CLAIMS, KEYS.holders("chat"), KEYS.published("chat"), E1.leases, E1.lease_info,
+                DEATHS]  # fmt: skip
         blob = compress(b"".join(map(line_of, records)))
-        scripts.call(client, "publish", keys, [records[0].key, "chat", "response", blob, ""])
+        scripts.call(client, "publish", keys, [records[0].key, "chat", "response", blob, "", ""])
 
 
 def collect(rundir, client, filters: SampleFilters | None = None) -> None:

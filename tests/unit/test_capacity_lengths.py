@@ -8,10 +8,12 @@ from app.capacity.lengths import (
     ENOUGH_FINISHED,
     LEAST_REMAINING,
     MOST_KNOTS,
+    Curve,
     bin_of,
     learn,
     most_left,
     parse_curve,
+    remaining,
 )
 
 RANDOM = random.Random(1)
@@ -68,3 +70,13 @@ def test_a_curve_is_small_whole_and_survives_redis(lengths):
     assert (curve.made[0], curve.share[0], curve.share[-1]) == (0, 1.0, 0.0)
     assert list(curve.made) == sorted(set(curve.made))
     assert list(curve.share) == sorted(curve.share, reverse=True)
+
+
+def test_what_is_left_is_the_mean_of_the_lengths_beyond():
+    """Lengths spread evenly up to 1,000: at 400 they are expected to end at 700 on average."""
+    even = Curve((0, 1000), (1.0, 0.0))
+    assert even.remaining(0) == 500
+    assert even.remaining(400) == pytest.approx(300)
+    assert remaining(even, 400, 550) == 150
+    assert remaining(even, 2000, 4096) == LEAST_REMAINING
+    assert remaining(None, 96, 8192) == 4000

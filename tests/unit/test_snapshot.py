@@ -14,7 +14,13 @@ from app.store.live import EndpointNow, Kind, Request, RunNow, WorkerNow
 from app.store.report import Rate, Report, figure, parse_figures
 
 FACTS = RunFacts("out", "run1", "recipe", "running")
-FLAT = Curve((0,), (1000,))  # an answer makes 1,000 tokens more, whatever it has made
+
+
+def exactly(tokens: int) -> Curve:
+    """All answers have this length."""
+    return Curve((0, tokens, tokens + 1), (1.0, 1.0, 0.0))
+
+
 WORKER = WorkerNow("w1.short-long@gpu7", 1000, ("short", "long"), 5, 3, 2, False, 1.0)
 
 
@@ -34,7 +40,8 @@ def now(**fields) -> RunNow:
     report = Report(999.0, 500.0, "out", "recipe", True, [counts()], {"chat": Rate(2.0, 500.0)})
     return RunNow(**{"queued": {"chat": 50}, "in_flight": {"chat": 10}, "lanes": {"short": 50, "long": 0},
                      "unwritten": 0, "endpoints": [endpoint()], "halt": None, "at": 1000.0, "report": report,
-                     "workers": [WORKER], "kinds": {"chat": [Kind("short-kind", 40, FLAT)]}} | fields)  # fmt: skip
+                     "workers": [WORKER], "kinds": {"chat": [Kind("short-kind", 40, exactly(1000))]}}
+                  | fields)  # fmt: skip
 
 
 def eta(*, of=None, **fields) -> int:
@@ -48,28 +55,28 @@ def test_the_estimate_is_tokens_left_over_tokens_a_second():
 
 def test_answers_twice_as_long_take_twice_as_long_at_the_same_rate_of_rows():
     """Two datasets with the same rows and pace differ in the estimate by their lengths alone."""
-    long = {"kinds": {"chat": [Kind("short-kind", 40, Curve((0,), (2000,)))]}}
+    long = {"kinds": {"chat": [Kind("short-kind", 40, exactly(2000))]}}
     assert eta(**long) == 2 * eta()
 
 
 def test_the_lanes_of_a_dataset_weigh_as_many_answers_as_ended_in_them():
     """Nine short answers of ten: what waits is expected to be 0.9 × 1,000 + 0.1 × 10,000 tokens long."""
-    kinds = {"chat": [Kind("short-kind", 90, FLAT), Kind("long-kind", 10, Curve((0,), (10_000,)))]}
+    kinds = {"chat": [Kind("short-kind", 90, exactly(1000)), Kind("long-kind", 10, exactly(10_000))]}
     assert eta(kinds=kinds) == round((10 * 1000 + 50 * 1900) / 500)
 
 
 def test_what_is_nearly_done_counts_for_what_is_left_of_it():
     """Requests under way are expected by the curve at what they have made, not as whole answers."""
-    falling = {"kinds": {"chat": [Kind("short-kind", 40, Curve((0, 1000), (1000, 100)))]}}
+    same = {"kinds": {"chat": [Kind("short-kind", 40, exactly(1100))]}}
     late = {"at": 1000.0 + 20, "endpoints": [endpoint()]}  # 20 s at 50 tokens/s
-    assert eta(**falling, **late) == round((10 * 100 + 50 * 1000) / 500)
+    assert eta(**same, **late) == round((10 * 100 + 50 * 1100) / 500)
 
 
 def test_the_last_answers_take_as_long_as_the_longest_alone():
-    """One that has just begun beside one that is nearly done: 1,100 tokens at 100 tokens/s, and yet 20 s."""
-    falling = {"kinds": {"chat": [Kind("short-kind", 40, Curve((0, 1000), (1000, 100)))]}}
+    """One that has just begun beside one that is nearly done: 1,200 tokens at 100 tokens/s, and yet 22 s."""
+    same = {"kinds": {"chat": [Kind("short-kind", 40, exactly(1100))]}}
     shares = tuple(Share("short", 20, 4096, 1_000_000 - seconds * 1000, "short-kind") for seconds in (0, 20))
-    assert eta(of=[counts(tokenized=98)], endpoints=[endpoint(leases=2, shares=shares)], **falling) == 20
+    assert eta(of=[counts(tokenized=98)], endpoints=[endpoint(leases=2, shares=shares)], **same) == 22
 
 
 def test_what_is_away_makes_no_tokens():
@@ -96,7 +103,7 @@ def test_nothing_is_promised_without_both(fields):
 
 def test_an_input_still_being_read_is_taken_for_as_long_as_its_producer_expects():
     """40 of an expected 1,000 are done: 960 left."""
-    assert eta(of=[counts(final=False)], expected_rows={"chat": 1000}) == round(960 * 1000 / 500)
+    assert eta(of=[counts(final=False)], expected_rows={"chat": 1000}) == pytest.approx(960 * 1000 / 500, abs=1)
 
 
 @pytest.mark.parametrize(

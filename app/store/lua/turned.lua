@@ -6,10 +6,8 @@
 -- and the producer drops what the files have. Requests and charges are counted anew for each turn.
 redis.call('ZREM', KEYS[8], ARGV[4])
 redis.call('HDEL', KEYS[9], ARGV[4])
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local holder, expiry = redis.call('HGET', KEYS[4], ARGV[1]), redis.call('ZSCORE', KEYS[3], ARGV[1])
-if holder and holder ~= ARGV[2] and expiry and tonumber(expiry) > now then return 0 end
+if holder and holder ~= ARGV[2] and expiry and (tonumber(expiry) > now or waking > 0) then return 0 end
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('HDEL', KEYS[4], ARGV[1])
 if redis.call('SISMEMBER', KEYS[5], ARGV[1]) == 1 then return 0 end
