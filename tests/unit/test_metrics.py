@@ -15,7 +15,7 @@ from app.snapshot import Snapshot, snapshot
 from app.store.keys import RunKeys
 from app.store.live import Kind, Request, histograms
 from app.store.report import Sums, parse_figures
-from tests.unit.test_snapshot import FACTS, FLAT, WORKER, counts, endpoint, now
+from tests.unit.test_snapshot import FACTS, WORKER, counts, endpoint, exactly, now
 
 BUSY = replace(WORKER, oldest={"run1": Request("chat:a:0:0", "http://gpu1:30000", 900.0)})
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -49,7 +49,7 @@ def scraped(seen: Snapshot, histograms: dict) -> dict[str, dict[tuple, float]]:
 def everything(redis_client):
     """A scrape of a run of which all is known."""
     figures, found = summed(redis_client)
-    kinds = [Kind("short-kind", 40, FLAT)]
+    kinds = [Kind("short-kind", 40, exactly(1000))]
     seen = snapshot(
         FACTS, [counts(too_long=2), counts("code", final=False)],
         now(figures=figures, expected_rows={"code": 500}, workers=[BUSY], memory_bytes=5, memory_limit_bytes=10,
