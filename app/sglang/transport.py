@@ -76,6 +76,8 @@ def fault_from_exception(exc: BaseException) -> Fault:
     if cause is not None and cause.errno in _LOCAL_ERRNOS:
         return Fault(FaultKind.LOCAL_RESOURCES, f"this machine can't open a connection: {os.strerror(cause.errno)}")
     kind = next((_KIND[cls] for cls in type(exc).__mro__ if cls in _KIND), FaultKind.MISUSE)
+    if kind is FaultKind.UNREACHABLE and _is_out_of_descriptors():  # a resolver says anything but that
+        return Fault(FaultKind.LOCAL_RESOURCES, f"this machine can't open a connection: {os.strerror(errno.EMFILE)}")
     said = f"{type(exc).__name__}: {os.strerror(cause.errno)}" if cause is not None else type(exc).__name__
     return Fault(kind, f"{kind.sentence} ({said})")
 
@@ -129,6 +131,14 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 trust_env=False,
             )
         return self._session
+
+
+def _is_out_of_descriptors() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return True
+    return False
 
 
 def _os_error(exc: BaseException | None) -> OSError | None:
