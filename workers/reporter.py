@@ -7,11 +7,13 @@ from collections.abc import Callable
 import redis
 
 from app.errors import StorageError
+from app.eventlog import note
 from app.ledger import DatasetCounts
 from app.lock import holder
 from app.manifest import read_run_file
 from app.records import RejectedRecord, ResponseRecord
 from app.rundir import RunDir
+from app.store.breaker import ChangeLog
 from app.store.connection import AWAY
 from app.store.keys import RunKeys
 from app.store.report import Rate, Report, Sums
@@ -31,6 +33,7 @@ class Reporter:
         self._recipe = run_file.recipe_fingerprint if run_file else ""
         self._sums = Sums()
         self._told_at, self._started_at = 0.0, time.monotonic()
+        self._changes: ChangeLog | None = None
         self._seen: deque[tuple[float, dict[str, int], dict[str, int]]] = deque()  # (when, done, output tokens)
 
     def wrote(self, responses: list[ResponseRecord], rejections: list[RejectedRecord]) -> None:
@@ -63,8 +66,17 @@ class Reporter:
             pipeline.set(self._keys.report, report.dump())
             self._sums.hand_over(pipeline, self._keys)
             pipeline.execute()
+            self._note_changes()
         except (*AWAY, StorageError):
             return
+
+    def _note_changes(self) -> None:
+        """Losses of endpoints and their ends go into the event log of the run, for its report."""
+        if self._changes is None:
+            self._changes = ChangeLog(self._client)
+        for change in self._changes.new():
+            event = "endpoint_down" if change.is_down else "endpoint_up"
+            note(self._rundir, event, endpoint=change.url, detail=change.evidence if change.is_down else "")
 
     def _rates(self, now: float, counts: list[DatasetCounts]) -> dict[str, Rate]:
         """Over the last minute, or as long as this process has looked."""

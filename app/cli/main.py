@@ -196,7 +196,9 @@ def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ..
 @click.argument("out", type=click.Path(path_type=Path))
 @redis_option
 @change_options
-def collect(out: Path, redis: str | None, on_down: str | None, on_up: str | None) -> int:
+@option("--run-wait", "run_wait_seconds", type=click.FloatRange(0, 1e7), default=0.0, metavar="SECONDS",
+        help="How long to wait for a run in OUT, where this starts before its producer.")
+def collect(out: Path, redis: str | None, on_down: str | None, on_up: str | None, run_wait_seconds: float) -> int:
     """The collector: the one process that writes the files of the run in OUT.
 
     \b
@@ -205,7 +207,7 @@ def collect(out: Path, redis: str | None, on_down: str | None, on_up: str | None
     """
     from app.cli.run import collect_command
 
-    return collect_command(out, redis, on_down, on_up)
+    return collect_command(out, redis, on_down, on_up, run_wait_seconds)
 
 
 @cli.command()

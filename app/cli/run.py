@@ -174,7 +174,10 @@ def worker_command(
     )  # fmt: skip
 
 
-def collect_command(out: Path, redis_url: str | None, on_down: str | None = None, on_up: str | None = None) -> int:
+def collect_command(
+    out: Path, redis_url: str | None, on_down: str | None = None, on_up: str | None = None,
+    run_wait_seconds: float = 0.0,
+) -> int:  # fmt: skip
     """`headrace collect`: under the writer lock, until told to stop."""
     from app.cli.inspect import existing_run
     from app.offline.switch import finish_switch
@@ -185,10 +188,12 @@ def collect_command(out: Path, redis_url: str | None, on_down: str | None = None
     if not redis_url:
         raise UsageError("headrace collect needs --redis URL: the Redis that the workers use.")
     log_to(None)
+    stop = stop_event()
+    if not _await_run(RunDir(out.absolute()), run_wait_seconds, stop):
+        return OK
     finish_switch(RunDir(out.absolute()))
     rundir, run_file = existing_run(out)
     filters = SampleFilters.from_json(run_file.filters)
-    stop = stop_event()
     with ExitStack() as stack:
         held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
         with translated(redis_url):
@@ -217,6 +222,18 @@ def _heed_changes(rundir: RunDir, redis_url: str, run_id: str, wanted: OnChange,
             commands.heed(run.endpoints if run else [])
 
     threading.Thread(target=heed, name="changes", daemon=True).start()
+
+
+def _await_run(rundir: RunDir, seconds: float, stop: threading.Event) -> bool:
+    """Wait until a producer has made the run, so long at most; False if told to stop meanwhile."""
+    deadline, told = time.monotonic() + seconds, False
+    while not (rundir.private / "settings.json").exists() and time.monotonic() < deadline:
+        if not told:
+            told = True
+            say(f"waiting for `headrace enqueue` to make a run in {rundir.out}")
+        if stop.wait(0.5):
+            return False
+    return True
 
 
 def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> Held:

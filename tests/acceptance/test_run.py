@@ -1,5 +1,6 @@
 """`headrace run` as its user meets it: real files, real processes, simulated servers; parts of it killed on the way."""
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -142,6 +143,9 @@ def test_endpoint_crashes_cost_nothing_but_time(undisturbed, tmp_path):
             assert started.wait() == 0, started.text()
         assert one.stats()["crashes"] + two.stats()["crashes"] >= 3
     assert_whole(out, undisturbed)
+    events = [json.loads(line)["event"] for line in (out / ".headrace" / "events.jsonl").open()]
+    assert events.count("endpoint_down") >= 3  # `headrace report` marks them
+    assert "endpoint_up" in events
 
 
 def test_an_endpoint_that_comes_later_and_differs_a_little_belongs_to_the_run(two_endpoints, tmp_path):

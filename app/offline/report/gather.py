@@ -7,6 +7,7 @@ with rows.
 import itertools
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -134,7 +135,7 @@ def gather(rundir: RunDir, run_file: RunFile, inventory: dict[str, Any]) -> Repo
         for _, line in responses(rundir, dataset):
             _answer(made, dataset, line)
         _rejections(made, rundir, dataset)
-    made.events = _events(rundir)
+    made.events = _events(rundir, made.endpoints)
     return made
 
 
@@ -173,8 +174,8 @@ def _rejections(made: Report, rundir: RunDir, dataset: str) -> None:
             examples.append(record)
 
 
-def _events(rundir: RunDir) -> list[dict[str, Any]]:
-    """Lines of the run's event log that can be read; none if there is none."""
+def _events(rundir: RunDir, urls: Collection[str]) -> list[dict[str, Any]]:
+    """Lines of the run's event log that can be read and are about these endpoints, or none; [] if there is no log."""
     try:
         lines = rundir.events.read_bytes().splitlines()
     except FileNotFoundError:
@@ -185,6 +186,6 @@ def _events(rundir: RunDir) -> list[dict[str, Any]]:
             event = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue  # torn by a kill: a log, nothing that results depend on
-        if isinstance(event, dict) and {"at", "event"} <= event.keys():
+        if isinstance(event, dict) and {"at", "event"} <= event.keys() and event.get("endpoint") in (None, *urls):
             events.append(event)
     return events
