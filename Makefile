@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test setup check chaos lock reference clean
+.PHONY: demo test test-long setup check chaos lock reference clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -12,6 +12,9 @@ demo: setup  ## run the main job on bundled prompts against simulated servers (n
 test: $(VENV)/.dev-installed  ## everything CI runs
 	$(BIN)/ruff check app workers producers tests benchmarks
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-long: $(VENV)/.dev-installed  ## what is too slow for every run, about ten minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 check: test
 

@@ -80,6 +80,7 @@ def test_endpoints_are_listed_drained_added_and_removed_while_the_run_goes_on(tm
     assert "No run goes on" in over.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_command_runs_once_when_an_endpoint_is_lost_and_once_when_it_is_back(tmp_path):
     """Two workers see the loss; one command, with the evidence; one that fails is one line of talk; nothing waits."""

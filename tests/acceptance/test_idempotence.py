@@ -94,6 +94,7 @@ def test_two_producers_and_two_collectors_at_once(words, redis_url, tmp_path):
         assert_whole(out, endpoint)
 
 
+@pytest.mark.long
 def test_an_answer_put_aside_does_not_come_back_from_the_stream(words, redis_url, redis_client, tmp_path):
     """The collector dies between disk and Redis, `retry` follows at once: rows asked again get new answers only."""
     out, cut = tmp_path / "out", ["--max-new-tokens", 4]
@@ -119,6 +120,7 @@ def test_an_answer_put_aside_does_not_come_back_from_the_stream(words, redis_url
         assert verified(out)
 
 
+@pytest.mark.long
 def test_killed_with_everything_in_flight_it_goes_on_at_once(words, tmp_path):
     """On a restart nobody waits until what the dead held expires: not even if that were in an hour."""
     out, slow = tmp_path / "out", SimulatorConfig(**IDS, output_lengths="fixed", output_mean=64, step_seconds=1.0)

@@ -62,6 +62,7 @@ def test_no_lie_about_an_answer_enters_the_files(truth, tmp_path):
     assert verified(out)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_health_that_lies_neither_ends_nor_feeds_anything(truth, tmp_path):
     """One says 200 and generates nothing, one says 503 and generates, one takes 20 s to say anything: all rows done."""
@@ -80,6 +81,7 @@ def test_health_that_lies_neither_ends_nor_feeds_anything(truth, tmp_path):
     assert verified(out)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_only_server_says_that_it_leaves_and_stays(truth, tmp_path):
     """503 after a 200, while it generates: nothing new at first; idle for 15 s and still there, its word is void."""
@@ -93,6 +95,7 @@ def test_the_only_server_says_that_it_leaves_and_stays(truth, tmp_path):
     assert answers(out).items() <= truth.items()
 
 
+@pytest.mark.long
 def test_a_401_in_mid_run_ends_it_and_rejects_nothing(tmp_path):
     """No row can succeed until a person changes something: exit 2, one sentence, everything else pending."""
     out = tmp_path / "out"

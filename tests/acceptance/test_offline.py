@@ -63,6 +63,7 @@ def test_only_the_cut_rows_are_generated_again_and_with_their_own_allowance(endp
     assert endpoint.stats()["requests"] == sent
 
 
+@pytest.mark.long
 def test_samples_redone_stay_as_they_are_when_the_run_goes_on(words, tmp_path):
     """The filters that tokenize set stay in force, whatever the command line says by default; and it is said."""
     out = tmp_path / "out"

@@ -51,6 +51,7 @@ def test_another_model_in_mid_run_ends_it_with_exit_6_and_nothing_of_it_in_the_f
     assert verified(out)
 
 
+@pytest.mark.long
 def test_the_others_go_on_while_one_is_held_and_what_is_allowed_is_used_and_recorded(tmp_path):
     """Two endpoints, one with another KV dtype: held, and named by status; with --allow-drift both serve."""
     out = tmp_path / "out"
@@ -73,6 +74,7 @@ def test_the_others_go_on_while_one_is_held_and_what_is_allowed_is_used_and_reco
     assert verified(out)
 
 
+@pytest.mark.long
 def test_a_requirement_is_refused_at_the_start_and_held_while_running(tmp_path):
     """No endpoint meets it: exit 6, in a sentence. One of two meets it: that one is used. Nonsense: exit 2."""
     out = tmp_path / "out"

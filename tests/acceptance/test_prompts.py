@@ -40,6 +40,7 @@ def test_a_server_with_another_template_stops_the_run_and_skip_parity_goes_on(tm
         assert run_json(out)["parity"] == {"skipped": True}
 
 
+@pytest.mark.long
 def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
     """A run begun on 0.5.17 keeps its recipe when it is resumed on 0.5.23: the difference is told, not mixed in."""
     out = tmp_path / "out"
@@ -60,6 +61,7 @@ def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
     assert verified(out)
 
 
+@pytest.mark.long
 def test_prefill_continues_an_answer_and_trains_on_the_rest_alone(tmp_path):
     """The prefix is part of the prompt: no end of turn behind it, mask 0; without the option it is made again."""
     chat = {"messages": [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two,"}]}

@@ -18,6 +18,7 @@ def words(path, *urls):
     return [path, *endpoints, "--tokenizer", TOKENIZER, "--max-new-tokens", 64]
 
 
+@pytest.mark.long
 def test_a_limit_that_no_canary_meets_ends_the_run_with_no_row_rejected(tmp_path):
     """A gateway that refuses our max_new_tokens: exit 2 with its answer, and every row still pending."""
     data, out = tmp_path / "rows.jsonl", tmp_path / "out"

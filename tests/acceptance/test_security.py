@@ -56,6 +56,7 @@ def command_lines(process: psutil.Process) -> str:
     return " ".join(words)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_secrets_are_left_nowhere_and_few_rights_are_enough(certificate, tmp_path, monkeypatch):
     """TLS with an authority of our own, the documented rights, a key: complete; then everything is searched."""

@@ -69,6 +69,7 @@ def assert_resumes(endpoint, out, arguments) -> None:
     assert verified(out)
 
 
+@pytest.mark.long
 def test_sigterm_drains_for_drain_seconds_then_hands_back(endpoint, redis_box, tmp_path):
     """What takes longer than --drain-seconds is aborted; exit 3."""
     arguments = words(endpoint, "--redis", redis_box.url, "--drain-seconds", 1)
@@ -103,6 +104,7 @@ def test_a_lost_terminal_drains(endpoint, redis_box, tmp_path):
         assert_nothing_is_held(endpoint, redis_box.client())
 
 
+@pytest.mark.long
 def test_a_container_that_is_stopped_resumes(endpoint, tmp_path):
     """SIGTERM, and SIGKILL for everything before the drain is over: as `docker stop` with too short a --time."""
     arguments = words(endpoint)

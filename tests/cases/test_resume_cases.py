@@ -71,6 +71,7 @@ def test_c59_only_rows_that_say_the_same_are_taken_as_done(interrupted):
     assert verified(out)
 
 
+@pytest.mark.long
 def test_c01_c61_the_same_command_again_does_nothing_and_cuts_nothing(tmp_path):
     """A row with line separators in it is one row, done once; a finished run exits as before and sends no request."""
     write(tmp_path / "rows.jsonl", [{"prompt": "a\u2028b\u0085c\u2029d"}, {"prompt": "x"}])
@@ -86,6 +87,7 @@ def test_c01_c61_the_same_command_again_does_nothing_and_cuts_nothing(tmp_path):
     assert len(ids(out)) == 2
 
 
+@pytest.mark.long
 def test_c62_rows_that_failed_are_no_good_rows_and_can_be_asked_again_alone(tmp_path):
     """A server whose numbers fail gives no sample; once it is mended, exactly the failed rows are made."""
     write(tmp_path / "rows.jsonl", [{"prompt": f"What is {n} plus {n}?"} for n in range(ROWS)])

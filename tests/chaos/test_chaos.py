@@ -1,4 +1,4 @@
-"""Two short seeds in every test run, and the plan's own promises."""
+"""A short seed in every test run, another in the long one, and the plan's own promises."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.chaos.plan import ACTIONS, plan
 from tests.chaos.play import play, undisturbed, write_inputs
 
-ROWS, FAULTS, SEEDS = 200, 10, (1, 2)
+ROWS, FAULTS = 150, 7
 
 
 @given(st.integers(0, 2**32), st.integers(0, 200))
@@ -36,7 +36,7 @@ def calm(tmp_path_factory):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_short_seed_holds(seed, calm, tmp_path):
     """Random faults over all processes: complete, nothing lost or doubled, nobody left behind."""
     inputs, expected = calm
