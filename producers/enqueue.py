@@ -54,9 +54,12 @@ def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> 
     with Ledger.open(RunDir(settings.out)) as ledger:
         ledger.catch_up()
         counts = {one.dataset: one for one in ledger.counts()}
-        if any(d.name not in counts or not counts[d.name].rows_final for d in datasets) or ledger.pending_total():
+        names = [dataset.name for dataset in datasets]
+        if new := set(names) - counts.keys():
+            ledger.begin_pass(settings.samples, names)  # or the others' completeness would pass for the run's
+        if new or not all(counts[name].rows_final for name in names) or ledger.pending_total():
             return False
-        ledger.begin_pass(settings.samples, [dataset.name for dataset in datasets])
+        ledger.begin_pass(settings.samples, names)
         reader = _Reader(settings, recipe, ledger)
         for dataset, chunk in interleave(datasets, settings):
             if chunk is None:

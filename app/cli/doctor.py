@@ -206,7 +206,7 @@ def _tokenizer(values: Mapping[str, Any], infos: Sequence[Any]) -> Iterator[Find
         yield Finding("tokenizer", False, f"its chat template fails on a plain question: {exc}", "--chat-template FILE")
         return
     model = renderer.model_vocab_size or next((size for size in map(model_vocabulary, infos) if size), None)
-    has = f"the model has {model:,}" if model else "the model's vocabulary is not told (--vocab-size N)"
+    has = f"the model has {model:,}" if model else "the model's vocabulary is not told (`headrace run --vocab-size N`)"
     question = f"a plain question is {len(prompt)} ids and ends in {renderer.decode(prompt[-2:])!r}"
     yield Finding("tokenizer", True, f"{renderer.vocab_size:,} ids, {has}; {question}")
 

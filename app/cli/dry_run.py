@@ -54,7 +54,7 @@ def _done(settings: RunSettings) -> dict[str, int]:
 
 
 def _table(plans: list[dict[str, Any]]) -> str:
-    titles = ("rows", "to send", "done", "prompt mean", "longest", "prompt tokens", "disk GB")
+    titles = ("rows", "to send", "done", "prompt mean", "prompt max", "prompts, all", "disk GB")
     lines = [f"{'':<24}" + "".join(f"{title:>14}" for title in titles)]
     for one in plans:
         cells = (one["rows"], one["would_be_sent"], one["done"], round(one["mean_prompt_tokens"]),

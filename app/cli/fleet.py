@@ -13,8 +13,9 @@ from pydantic import SecretStr
 from app.cli.inspect import existing_run
 from app.cli.run import checked_key
 from app.cli.talk import say, show
+from app.drift import drift, guarded
 from app.errors import OK, RecipeChanged, StorageError, UsageError
-from app.manifest import RunManifest, drift, guarded
+from app.manifest import RunManifest
 from app.preflight import survey
 from app.settings import load_settings
 from app.sglang.wire import EndpointInfo

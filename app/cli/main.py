@@ -14,7 +14,17 @@ from click.core import ParameterSource
 
 from app import __version__
 from app.cli import advice_commands, fleet_commands, looking_commands, offline_commands
-from app.cli.options import Group, Urls, api_key_option, change_options, json_flag, option, options, redis_option
+from app.cli.options import (
+    Group,
+    Urls,
+    api_key_option,
+    change_options,
+    json_flag,
+    option,
+    options,
+    redis_option,
+    shared_redis_option,
+)
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
@@ -62,10 +72,10 @@ run_options = options(
            help="Use only servers that say so of themselves, as kv_cache_dtype=auto; repeatable."),
     option("--allow-drift", multiple=True, metavar="FIELD",
            help="Use servers that differ in this from the run's first one, as weight_version; repeatable."),
-    option("--request-timeout", "request_timeout_seconds", type=float, default=3600.0, metavar="SECONDS",
-           help="Deadline of one request."),
-    option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, metavar="SECONDS",
-           help="How long to wait at the start for an endpoint that never answered."),
+    option("--request-timeout", "request_timeout_seconds", type=float, default=3600.0, show_default=True,
+           metavar="SECONDS", help="Deadline of one request."),
+    option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, show_default=True,
+           metavar="SECONDS", help="How long to wait at the start for an endpoint that never answered."),
     option("--limit-seconds", type=float, metavar="SECONDS", help="Stop after this long (exit 3)."),
     option("--drain-seconds", type=float, default=30.0, show_default=True, metavar="SECONDS",
            help="Time for running requests when stopping."),
@@ -172,7 +182,7 @@ def produce(out: Path, redis: str) -> int:
 
 
 @cli.command()
-@redis_option
+@shared_redis_option
 @option("--name", metavar="NAME", help="Name of this worker; the host is added (default: made up).")
 @option("--slots", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Tasks it holds at once.")
 @option("--lane", "lanes", multiple=True, type=click.Choice(["short", "long"]), help="Lanes it serves (default: both).")
@@ -194,7 +204,7 @@ def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ..
 
 @cli.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@redis_option
+@shared_redis_option
 @change_options
 @option("--run-wait", "run_wait_seconds", type=click.FloatRange(0, 1e7), default=0.0, metavar="SECONDS",
         help="How long to wait for a run in OUT, where this starts before its producer.")

@@ -55,7 +55,12 @@ def options(*decorators):
     return decorate
 
 
-redis_option = option("--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` starts its own.")
+redis_option = option(
+    "--redis", metavar="URL", help="Redis, as redis://host:6379/0. Without it `run` has its own, and OUT tells of it."
+)
+shared_redis_option = option(
+    "--redis", metavar="URL", help="The Redis that producer, collector and workers share, as redis://host:6379/0."
+)
 api_key_option = option("--api-key", metavar="KEY", help="Key for the endpoints; better set HEADRACE_API_KEY.")
 json_flag = option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 change_options = options(

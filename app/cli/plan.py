@@ -158,7 +158,7 @@ def _set_lengths(plan: Plan, numbers: Mapping[str, Any]) -> None:
     allowance = numbers["max_new_tokens"] or _DEFAULT_ALLOWANCE
     if numbers["like"]:
         plan.prompt_tokens, plan.output_tokens, count = _lengths_of_run(numbers["like"])
-        plan.lengths_from = f"{count:,} answers of {numbers['like']}"
+        plan.lengths_from = f"as the {count:,} answers of {numbers['like']}"
         if numbers["max_new_tokens"]:
             plan.output_tokens = min(plan.output_tokens, allowance)
     if numbers["avg_tokens"]:
@@ -171,7 +171,7 @@ def _set_lengths(plan: Plan, numbers: Mapping[str, Any]) -> None:
         plan.prompt_tokens = prompt
         if plan.output_tokens is None:
             plan.output_tokens = float(expected_output_tokens(allowance))
-            plan.lengths_from = "prompts measured, answers assumed as long as SGLang assumes (--like OUT: learn them)"
+            plan.lengths_from = "prompts measured, answers as SGLang assumes them; better --like OUT"
         else:
             plan.lengths_from = f"prompts measured, answers {plan.lengths_from}"
 

@@ -233,6 +233,8 @@ def _await_run(rundir: RunDir, seconds: float, stop: threading.Event) -> bool:
             say(f"waiting for `headrace enqueue` to make a run in {rundir.out}")
         if stop.wait(0.5):
             return False
+    if not rundir.out.exists():
+        raise UsageError(f"No such directory: {rundir.out}; `headrace enqueue` makes it (--run-wait SECONDS waits).")
     return True
 
 

@@ -167,8 +167,10 @@ def _far(redis_url: str | None, run_id: str | None, out: Path | None) -> Far:
     wanted = {run: report for run, report in known.items() if run_id in (None, run) and _is_at(report, out)}
     if len(wanted) > 1:  # finished ones are of less interest
         wanted = {run: report for run, report in wanted.items() if report.producing} or wanted
+    if not known:
+        raise UsageError(f"Redis at {safe_url(redis_url)} knows no run; correct --redis, or `headrace enqueue` first.")
     if len(wanted) != 1:
-        names = "; ".join(f"{run} ({report.out})" for run, report in sorted((wanted or known).items())) or "none"
+        names = "; ".join(f"{run} ({report.out})" for run, report in sorted((wanted or known).items()))
         raise UsageError(f"Redis at {safe_url(redis_url)} knows these runs: {names}. Say which with --run ID.")
     return Far(*wanted.popitem(), redis_url)
 

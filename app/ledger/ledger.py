@@ -59,7 +59,8 @@ class Ledger(Store):
         """Start reading the input from its beginning; returns the number of the pass.
 
         samples: completions wanted per row from now on; None: as before, at first 1. datasets: all that the input has;
-        rows of others are forgotten; None: those known stay. Nothing is final until its `end_pass`.
+        they are known from now on, and rows of others are forgotten; None: those known stay. Nothing is final until its
+        `end_pass`.
         """
         with self._transaction():
             number = self._meta("pass") + 1
@@ -67,10 +68,13 @@ class Ledger(Store):
             if samples is not None:
                 self._set_meta("samples", samples)
                 self._db.execute("UPDATE dataset SET samples_wanted = ?", (samples,))
+            named = None if datasets is None else set(datasets)
+            for name in sorted(named or ()):
+                self._dataset_id(name)  # one that waits for its first row is not complete
             self._db.execute("UPDATE dataset SET rows_final = 0")
             self._db.execute("DELETE FROM temp.repeat")
-            if datasets is not None:
-                self._forget_others(set(datasets))
+            if named is not None:
+                self._forget_others(named)
             seq = self._meta("seq")
         self._pass = Pass(number, seq)
         return number

@@ -75,6 +75,25 @@ def test_mixed_files_run_once_and_again_sends_nothing(two_endpoints, tmp_path):
     assert [endpoint.stats()["requests"] for endpoint in two_endpoints] == before
 
 
+def test_a_dataset_added_to_a_complete_run_is_run(two_endpoints, tmp_path):
+    """Whether the command names the first one again or not."""
+    out = tmp_path / "out"
+    lines = (DEMO / "gsm8k.jsonl").read_text().splitlines(keepends=True)
+    for number, name in enumerate("abc"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines[5 * number : 5 * number + 5]))
+    words = ["--endpoint", two_endpoints[0].url, "--tokenizer", TOKENIZER, "--max-new-tokens", 16]
+    for inputs, counts in (
+        (["a"], {"a": 5}), (["a", "b"], {"a": 5, "b": 5}), (["c"], {"a": 0, "b": 0, "c": 5}),
+    ):  # fmt: skip
+        with run(out, *(tmp_path / f"{name}.jsonl" for name in inputs), *words) as started:
+            assert started.wait() == 0, started.text()
+        shown = status(out)
+        assert shown["complete"]
+        assert {one["dataset"]: one["tokenized"] for one in shown["datasets"]} == counts
+    assert len(ids(out)) == 15
+    assert verified(out)
+
+
 @pytest.mark.parametrize("victim", [("worker",), ("collect",), ("produce",), ("valkey-server",)], ids=lambda v: v[0])
 def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints, undisturbed, tmp_path):
     """SIGKILL of each process in mid-run: what it had started ends with it, the run goes on and ends complete."""

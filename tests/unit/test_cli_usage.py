@@ -50,6 +50,7 @@ def data(tmp_path, monkeypatch):
         (["simulate", "--config", '{"colour": 1}'], ["colour"]),
         (["status", "nowhere"], ["nowhere", "No such directory"]),
         (["verify", "data.jsonl"], ["data.jsonl", "is a file"]),
+        (["collect", "nowhere", "--redis", "redis://127.0.0.1:1"], ["nowhere", "headrace enqueue", "--run-wait"]),
         (["collect", ".", "--redis", "redis://127.0.0.1:1"], ["run.json"]),
     ],
 )  # fmt: skip

@@ -150,6 +150,17 @@ def test_rows_of_datasets_that_the_input_no_longer_has_are_forgotten(ledger):
     assert ledger.pending_total() == 6
 
 
+def test_a_dataset_is_open_before_its_first_row_was_read(ledger):
+    """Or a run to which a dataset was added would pass for complete until then."""
+    read(ledger, DIGESTS[:1])
+    ledger.commit([done(0)])
+    ledger.begin_pass(datasets=["chat", "new"])
+    ledger.see_rows("chat", [(DIGESTS[0], 0, 1)])
+    ledger.end_pass("chat")
+    chat, new = ledger.counts()
+    assert (chat.rows, chat.rows_final, new.dataset, new.rows, new.rows_final) == (1, True, "new", 0, False)
+
+
 def test_a_row_says_what_it_has_already(ledger):
     """Generated, tokenized and rejected completions need no generation; a verdict on the row is told apart."""
     ledger.commit([

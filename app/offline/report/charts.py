@@ -86,6 +86,7 @@ def latency(endpoints: Mapping[str, EndpointFacts]) -> str:
             panel.plot(xs, ys, label=url, color=colour)
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
+        panel.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         panel.set_title("answers that took at most", fontsize=9, loc="left")
         if len(endpoints) > 1:
