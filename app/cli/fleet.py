@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from app.cli.inspect import existing_run
 from app.cli.run import checked_key
 from app.cli.talk import say, show
-from app.drift import drift, guarded
+from app.drift import objection
 from app.errors import OK, RecipeChanged, StorageError, UsageError
 from app.manifest import RunManifest
 from app.preflight import survey
@@ -110,8 +110,8 @@ def _meet(run: RunManifest, url: str, api_key: SecretStr | None, wait_seconds: f
         [url], run.sampling, api_key=api_key, vocab_size=run.output_vocab_size, wait_seconds=wait_seconds, say=say
     )
     info = found[url]
-    if change := drift(run.server, guarded(info.identity)):
-        raise RecipeChanged(f"{url} serves something else than run {run.run_id} was started with: {change}.")
+    if sentence := objection(run.server, run.required, info.identity):
+        raise RecipeChanged(f"{url} cannot join run {run.run_id}: {sentence}.")
     return info
 
 
