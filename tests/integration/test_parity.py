@@ -81,7 +81,7 @@ def test_rows_with_tools_are_left_out_where_the_run_writes_tools_in_another_form
     said = []
     tools, plain = DATASETS / "bfcl_live_simple.json", DATASETS / "gsm8k.jsonl"
     made = compared(server.url, tools, plain, form=form, said=said)
-    alone = compared(server.url, plain)
+    alone = compared(server.url, plain, form=form, said=said)  # nothing to leave out, nothing to say
     assert made["compared"] == alone["compared"]
     assert (made["without_tools"], alone["without_tools"]) == ([server.url], [])
     (sentence,) = said
