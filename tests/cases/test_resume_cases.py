@@ -145,6 +145,7 @@ def test_c62_a_chat_whose_third_turn_fails_is_in_no_good_file_and_is_made_again_
     assert verify(RunDir(out)).ok
 
 
+@pytest.mark.long
 def test_c62_a_row_of_three_completions_is_not_done_with_the_first(tmp_path):
     """Killed when the first is written: two are wanted still, and exactly those are made."""
     write(tmp_path / "rows.jsonl", [{"prompt": "What is one?"}, {"prompt": "What is two?"}])
