@@ -75,7 +75,10 @@ def _settings(rundir: RunDir, inputs: tuple[str, ...], given: dict[str, Any]) ->
     if not values.get("inputs"):
         raise UsageError("Name the input (NAME=DATA...): answers are proven against the prompts that it makes.")
     if values.get("turns") == "all":
-        raise UsageError("adopt knows one answer a row; a run with --turns all generates all its own.")
+        raise UsageError(
+            f"adopt knows one answer a row, and {rundir.out} was started with --turns all: name another OUT for these "
+            "answers (a run with --turns last), or let `headrace run` generate all of this one."
+        )
     if not values.get("tokenizer"):
         raise UsageError("Give --tokenizer DIR: answers are proven against the prompts that it makes.")
     return checked(values)

@@ -2,12 +2,14 @@
 
 A server that offers `/v1/tokenize` with messages (0.5.12 and newer) is asked for the ids of a few rows of each shape. A
 difference ends the command: it would be in every sample. Left out are rows whose control tokens were made text (a
-server makes turns of them), answers to be continued, and what the server's own checks refuse.
+server makes turns of them), answers to be continued, and what the server's own checks refuse; and rows with tools where
+the run writes tools in another form than the server's version (it began by `adopt`, or with another version): that they
+differ is known, and said.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -23,6 +25,7 @@ from app.records import Conversation
 from app.settings import RunSettings
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault
+from app.sglang.tool_dump import ToolForm, tool_form
 from app.tokenization import Renderer, RenderOptions
 from producers.catalog import read_row, shape_options
 from producers.inputs import Dataset
@@ -45,19 +48,35 @@ class _Probe:
 
 
 def compare(
-    settings: RunSettings, datasets: list[Dataset], options: RenderOptions, urls: list[str], api_key: SecretStr | None
-) -> dict[str, Any]:
-    """For run.json: rows compared per endpoint (0 where it offers nothing to compare with). Raises UsageError with the
-    first differing token."""
+    settings: RunSettings, datasets: list[Dataset], options: RenderOptions, versions: dict[str, str | None],
+    api_key: SecretStr | None, say: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """For run.json: rows compared per endpoint (0 where it offers nothing to compare with), and the endpoints whose
+    rows with tools were left out. versions: url → SGLang's version. Raises UsageError with the first differing token.
+    """
     renderer = Renderer(options)
     probes = list(_probes(settings, datasets, renderer))
+    has_tools = any(probe.conversation.tools for probe in probes)
+    others = [url for url, version in versions.items() if has_tools and tool_form(version) != options.tool_form]
+    if others:
+        say(_left_out(others, options.tool_form))
+    without_tools = [probe for probe in probes if not probe.conversation.tools]
 
     async def work() -> dict[str, int]:
         async with SGLangClient(api_key) as client:
-            counts = await asyncio.gather(*(_compare(client, url, probes, renderer) for url in urls))
-            return dict(zip(urls, counts, strict=True))
+            asked = {url: without_tools if url in others else probes for url in versions}
+            counts = await asyncio.gather(*(_compare(client, url, some, renderer) for url, some in asked.items()))
+            return dict(zip(asked, counts, strict=True))
 
-    return {"skipped": False, "rows": len(probes), "compared": asyncio.run(work())}
+    return {"skipped": False, "rows": len(probes), "compared": asyncio.run(work()), "without_tools": others}
+
+
+def _left_out(urls: list[str], form: ToolForm) -> str:
+    ours = "as the rows give them, as it was adopted" if form == "given" else "as the version it began with"
+    return (
+        f"rows with tools are left out of the comparison of prompts: this run writes tools {ours}, and "
+        f"{', '.join(urls)} would write them in another form. Rows still to come get the run's form."
+    )
 
 
 async def _compare(client: SGLangClient, url: str, probes: list[_Probe], renderer: Renderer) -> int:

@@ -311,8 +311,8 @@ def _parity(prepared: Prepared, run_file: RunFile, found: dict, api_key: SecretS
         say("--skip-parity: nobody compares our prompt ids with the servers' own")
         return {"skipped": True}
     options = render_options(prepared.settings, run_file.recipe.rendering)
-    urls = [url for url, info in found.items() if isinstance(info, EndpointInfo)]
-    return compare(prepared.settings, prepared.datasets, options, urls, api_key)
+    versions = {url: info.version for url, info in found.items() if isinstance(info, EndpointInfo)}
+    return compare(prepared.settings, prepared.datasets, options, versions, api_key, say)
 
 
 def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict) -> None:

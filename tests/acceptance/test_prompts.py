@@ -8,6 +8,9 @@ import pytest
 from app.records import Conversation
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.tokenization import Renderer, RenderOptions
+from producers.catalog import read_row
+from producers.readers import read_records
+from producers.shapes import ShapeOptions
 from tests.acceptance.harness import IDS, TOKENIZER, headrace, run, status, verified
 from tests.belt import ROOT
 
@@ -42,7 +45,7 @@ def test_a_server_with_another_template_stops_the_run_and_skip_parity_goes_on(tm
 
 @pytest.mark.long
 def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
-    """A run begun on 0.5.17 keeps its recipe when it is resumed on 0.5.23: the difference is told, not mixed in."""
+    """A run begun on 0.5.17 keeps its recipe when it is resumed on 0.5.23: the difference is told, nothing is mixed."""
     out = tmp_path / "out"
     words = [DATA / "bfcl_live_simple.json", "--tokenizer", TOKENIZER, "--max-new-tokens", 64]
     with running_simulator(replace(QUICK, version="0.5.17")) as old:
@@ -54,10 +57,34 @@ def test_tools_come_in_the_form_of_the_first_server_and_stay_so(tmp_path):
     assert '"strict": false}, "defer_loading": null}]' in prompt
     with running_simulator(QUICK) as new:
         done = headrace("run", *words, "--endpoint", new.url, "--out", out, timeout=110)
-        assert (done.returncode, "makes another prompt of row 1" in done.stderr) == (2, True), done.stderr
-        done = headrace("run", *words, "--endpoint", new.url, "--out", out, "--skip-parity", timeout=110)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stderr.count("rows with tools are left out")) == (0, 1), done.stderr
+    assert run_json(out)["recipe"]["rendering"]["tools"] == "types"
+    assert run_json(out)["parity"]["without_tools"] == [new.url]
     assert len({line["recipe"] for line in lines(out, "raw_responses.jsonl")}) == 1
+    assert verified(out)
+
+
+@pytest.mark.long
+def test_a_run_begun_with_adopted_answers_goes_on_with_tools_as_their_prompts_have_them(tmp_path):
+    """Its rows with tools cannot be the server's own: said, in run.json, and the other rows are compared."""
+    given = Renderer(RenderOptions(str(TOKENIZER)))
+    tools, plain, out = DATA / "bfcl_live_simple.json", DATA / "gsm8k.jsonl", tmp_path / "out"
+    rows = [read_row(raw, ShapeOptions())[1] for raw in read_records(tools)]
+    prompts = [given.render(row) for row in rows]
+    old = [{"prompt_token_ids": ids, "output_ids": [300, END_OF_TURN], "finish_reason": "stop"} for ids in prompts[:-1]]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "raw_responses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    words = [f"d={tools}", f"d={plain}", "--tokenizer", TOKENIZER, "--max-new-tokens", 64]
+    done = headrace("adopt", out, tmp_path / "old", *words, "--json")
+    assert json.loads(done.stdout)["verdicts"] == {"trusted": len(old)}, done.stdout + done.stderr
+    with running_simulator(QUICK) as server:
+        done = headrace("run", *words, "--endpoint", server.url, "--out", out, timeout=110)
+        assert (done.returncode, done.stderr.count("rows with tools are left out")) == (0, 1), done.stderr
+        parity = run_json(out)["parity"]
+        assert (parity["without_tools"], parity["compared"][server.url]) == ([server.url], parity["rows"] - len(rows))
+        assert parity["compared"][server.url] > 0
+    found = [line["prompt_token_ids"] for line in lines(out, "raw_responses.jsonl")]
+    assert all(ids in found for ids in prompts)
     assert verified(out)
 
 

@@ -1,13 +1,20 @@
 """Resume, with real processes: what is done is known by what it says, and only what is missing is made."""
 
 import json
+import shutil
 import signal
+from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
+from app.cli.main import cli
+from app.rundir import RunDir
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.tokenization import Renderer, RenderOptions
+from app.verify import verify
 from tests.acceptance.harness import IDS, TOKENIZER, headrace, ids, run, status, verified
+from tests.acceptance.poison import POISON, deadly_token
 from tests.belt import until
 
 pytestmark = pytest.mark.timeout(400)  # several whole runs in one test
@@ -107,3 +114,59 @@ def test_c62_rows_that_failed_are_no_good_rows_and_can_be_asked_again_alone(tmp_
         assert failed <= server.stats()["requests"] - sent <= failed + 2  # and the canary
     assert len(set(ids(out, "tokenized_data.jsonl"))) == ROWS
     assert verified(out)
+
+
+def test_c62_a_chat_whose_third_turn_fails_is_in_no_good_file_and_is_made_again_as_a_whole(tmp_path):
+    """Two good turns of three are no good row: one rejection, no raw line, no sample. Asked again, it is three turns
+    more and no other row is touched."""
+    last = {1: f"And {POISON} then?"}
+    chats = [[f"{n}, please", "More.", last.get(n, "And then?")] for n in range(3)]
+    write(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": t} for t in chat]} for chat in chats])
+    out = tmp_path / "out"
+    spoken = Renderer(RenderOptions(str(TOKENIZER))).encode("So.</think>")
+    with running_simulator(replace(QUICK, frames=((tuple(spoken), ()),))) as server:
+        given = [*words(server, tmp_path / "chats.jsonl"), "--turns", "all"]
+        server.faults(refuse_on_token=deadly_token())
+        first = headrace("run", *given, "--out", out, timeout=110)
+        assert first.returncode == 5, first.stderr
+        good = raw(out)
+        assert [one["turns"] for one in good] == [3] * 6
+        (failed,) = [json.loads(line) for line in (out / "chats" / "rejected.jsonl").open("rb")]
+        assert failed["id"].split(":")[2:] == ["2", "0"]
+        assert failed["primary_id"] not in {one["primary_id"] for one in good}
+        assert ids(out, "tokenized_data.jsonl") == [one["id"] for one in good]
+        server.faults(refuse_on_token=-1)
+        assert CliRunner().invoke(cli, ["retry", str(out), "--reason", failed["reason"]]).exit_code == 0
+        sent = server.stats()["requests"]
+        assert headrace("run", *given, "--out", out, timeout=110).returncode == 0
+        assert 3 <= server.stats()["requests"] - sent <= 5  # and the canary
+    assert raw(out)[:6] == good
+    assert {one["primary_id"] for one in raw(out)[6:]} == {failed["primary_id"]}
+    assert len(ids(out, "tokenized_data.jsonl")) == 9
+    assert verify(RunDir(out)).ok
+
+
+@pytest.mark.long
+def test_c62_a_row_of_three_completions_is_not_done_with_the_first(tmp_path):
+    """Killed when the first is written, and Redis forgets all: by the files two are wanted still; those are made."""
+    write(tmp_path / "rows.jsonl", [{"prompt": "What is one?"}, {"prompt": "What is two?"}])
+    out = tmp_path / "out"
+    with running_simulator(replace(SLOW, output_lengths="fixed", output_mean=30)) as server:
+        given = [*words(server, tmp_path / "rows.jsonl"), "--samples", 3, "--concurrency", 1]
+        with run(out, *given) as started:
+            until(lambda: started.lines() >= 1, seconds=90, what="the first completion")
+            for process in started.everything():
+                process.send_signal(signal.SIGKILL)
+        shutil.rmtree(out / ".headrace" / "redis")
+        before = raw(out)
+        assert 1 <= len(before) <= 3
+        shown = json.loads(CliRunner().invoke(cli, ["status", str(out), "--json"]).stdout)["totals"]
+        assert (shown["rows"], shown["tokenized"], shown["pending"]) == (6, len(before), 6 - len(before))
+        sent = server.stats()["requests"]
+        assert headrace("run", *given, "--out", out, timeout=110).returncode == 0
+        assert server.stats()["requests"] - sent <= 6 - len(before) + 2  # and the canary
+    assert raw(out)[: len(before)] == before
+    places = sorted(tuple(one["id"].split(":")[1::2]) for one in raw(out))
+    assert places == sorted((row, str(k)) for row in {one["row_id"] for one in raw(out)} for k in range(3))
+    assert len(places) == len(ids(out, "tokenized_data.jsonl")) == 6
+    assert verify(RunDir(out)).ok

@@ -8,13 +8,19 @@ import pytest
 from app.errors import UsageError
 from app.identity import task_key
 from app.ledger import Ledger
+from app.manifest import Recipe, RunFile, read_run_file, write_run_file
+from app.offline.retry import Retry, retry
+from app.offline.switch import alone
 from app.packing import compress
+from app.reasons import Reason
 from app.records import RejectedRecord, ResponseRecord, completion_id, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.samples import SampleFilters
 from app.store import scripts
 from app.store.keys import DEATHS, EndpointKeys, RunKeys
 from tests.belt import until
+from tests.run_on_disk import a_row
+from tests.run_on_disk import response as on_disk
 from workers.collector import Collector
 
 KEYS = RunKeys("run1")
@@ -161,3 +167,29 @@ def test_a_collector_that_lost_the_writer_lock_writes_nothing_more(rundir, redis
     assert lines(rundir, RAW) == []
     collect(rundir, redis_client)
     assert len(lines(rundir, RAW)) == 1
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_an_answer_that_was_put_aside_is_not_written_when_it_is_delivered_once_more(rundir, redis_client, turns):
+    """A crash between disk and Redis, then `retry`: the old answer is dropped, the new one written; chats likewise."""
+    old, new = ([on_disk(a_row(1), "d", turn=t, turns=turns, finish_reason="length", matched="", output_ids=ids)
+                 for t in range(turns)] for ids in ([7, 8], [7, 9]))  # fmt: skip
+    publish_group(redis_client, old)
+    collect(rundir, redis_client)
+    recipe = Recipe(tokenizer={}, rendering={}, sampling={"max_new_tokens": 3})
+    write_run_file(rundir.run_json, RunFile(run_id="run1", created_at="", headrace="", recipe=recipe,
+                                            recipe_fingerprint="recipe"))  # fmt: skip
+    with alone(rundir, "testing"):
+        assert retry(rundir, read_run_file(rundir.run_json), Retry(Reason.TRUNCATED)) == {"d": 1}
+    publish_group(redis_client, old)
+    collect(rundir, redis_client)
+    assert not lines(rundir, RAW)
+    publish_group(redis_client, new)
+    collect(rundir, redis_client)
+    assert [one["output_ids"] for one in lines(rundir, RAW)] == [[7, 9]] * turns
+
+
+def publish_group(client, records: list[ResponseRecord]) -> None:
+    """The raw lines of a completion as one entry, whatever became of the key before."""
+    blob = compress(b"".join(map(line_of, records)))
+    client.xadd(KEYS.responses, {"dataset": "d", "key": records[0].key, "kind": "response", "blob": blob})

