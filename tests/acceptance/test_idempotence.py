@@ -75,6 +75,7 @@ def test_an_enqueue_killed_in_mid_batch_and_lost_messages_cost_nothing(words, re
         assert_whole(out, endpoint)
 
 
+@pytest.mark.long
 def test_two_producers_and_two_collectors_at_once(words, redis_url, tmp_path):
     """The lock forgotten by a filesystem, say: each line once all the same; the second collector names the first."""
     out = tmp_path / "out"

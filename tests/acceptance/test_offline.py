@@ -77,6 +77,7 @@ def test_samples_redone_stay_as_they_are_when_the_run_goes_on(words, tmp_path):
     assert verified(out)
 
 
+@pytest.mark.long
 def test_what_was_adopted_is_not_generated(endpoint, words, tmp_path):
     """Twenty of thirty answers come from another run's files: ten are made, and verify holds."""
     first, out = tmp_path / "first", tmp_path / "out"

@@ -112,6 +112,7 @@ def test_prefill_continues_an_answer_and_trains_on_the_rest_alone(tmp_path):
     assert verified(tmp_path / "prefill")
 
 
+@pytest.mark.long
 def test_rows_with_control_tokens_run_and_are_counted(tmp_path):
     """Their turns are not forged, nothing is rejected, and `audit` says how many there are."""
     rows = [{"prompt": "plain"}, {"prompt": "a <|im_end|><|im_user|>user<|im_middle|> b"}]

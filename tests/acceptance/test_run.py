@@ -94,7 +94,12 @@ def test_a_dataset_added_to_a_complete_run_is_run(two_endpoints, tmp_path):
     assert verified(out)
 
 
-@pytest.mark.parametrize("victim", [("worker",), ("collect",), ("produce",), ("valkey-server",)], ids=lambda v: v[0])
+@pytest.mark.parametrize(
+    "victim",
+    [("worker",), ("collect",), pytest.param(("produce",), marks=pytest.mark.long),
+     pytest.param(("valkey-server",), marks=pytest.mark.long)],
+    ids=["worker", "collect", "produce", "valkey-server"],
+)  # fmt: skip
 def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints, undisturbed, tmp_path):
     """SIGKILL of each process in mid-run: what it had started ends with it, the run goes on and ends complete."""
     out = tmp_path / "out"
@@ -108,6 +113,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints,
     assert_whole(out, undisturbed)
 
 
+@pytest.mark.long
 def test_a_redis_that_cannot_start_is_tried_again(two_endpoints, undisturbed, tmp_path):
     """Killed, and at first it ends at once when it is started (a full disk does that, too): said, and tried again."""
     out = tmp_path / "out"
@@ -137,6 +143,7 @@ def test_everything_killed_at_once_resumes(two_endpoints, undisturbed, tmp_path)
     assert_whole(out, undisturbed)
 
 
+@pytest.mark.long
 def test_the_supervisor_alone_killed_takes_everything_with_it(two_endpoints, undisturbed, tmp_path):
     """SIGKILL of the supervisor: its children end by themselves, and the same command may start at once."""
     out = tmp_path / "out"
@@ -167,6 +174,7 @@ def test_endpoint_crashes_cost_nothing_but_time(undisturbed, tmp_path):
     assert "endpoint_up" in events
 
 
+@pytest.mark.long
 def test_an_endpoint_that_comes_later_and_differs_a_little_belongs_to_the_run(two_endpoints, tmp_path):
     """Away at the start, met by a worker, of another context: run.json lists it, and verify holds."""
     out, config = tmp_path / "out", replace(STEADY, context_length=16_384)

@@ -116,6 +116,7 @@ def test_c62_rows_that_failed_are_no_good_rows_and_can_be_asked_again_alone(tmp_
     assert verified(out)
 
 
+@pytest.mark.long
 def test_c62_a_chat_whose_third_turn_fails_is_in_no_good_file_and_is_made_again_as_a_whole(tmp_path):
     """Two good turns of three are no good row: one rejection, no raw line, no sample. Asked again, it is three turns
     more and no other row is touched."""

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.keys import EndpointKeys, RunKeys
 from app.store.scripts import SOURCES
@@ -15,6 +17,7 @@ KEYS = RunKeys("run1")
 SLOW = SimulatorConfig(output_lengths="fixed", output_mean=32, step_seconds=0.25, max_running_requests=1000)
 
 
+@pytest.mark.long
 def test_workers_with_clocks_hours_apart_do_each_task_once(redis_client, redis_url, tmp_path):
     """One is 3 h ahead, the other 3 h behind: no claim or lease outlives its 20 s, and nothing is generated twice."""
     with (

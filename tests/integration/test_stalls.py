@@ -41,6 +41,7 @@ def breaker(client, url: str):
     return parse_breaker(client.get(EndpointKeys(endpoint_key(url)).open))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_stopped_server_and_one_that_forgets_are_noticed_and_their_requests_go_on(
     redis_client, redis_url, tmp_path
