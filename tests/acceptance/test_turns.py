@@ -16,7 +16,7 @@ from tests.acceptance.harness import IDS, TOKENIZER, headrace, run, status, veri
 from tests.belt import until
 
 #: Kills on the way; more by hand: HEADRACE_TEST_KILLS=20.
-KILLS = int(os.environ.get("HEADRACE_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("HEADRACE_TEST_KILLS", "2"))
 VICTIMS = ("worker", "valkey-server", "endpoint", "produce", "collect")
 #: From an answer to Redis, on a machine that does other things as well.
 ON_ITS_WAY_SECONDS = 1.0

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.chaos.plan import ACTIONS, plan
 from tests.chaos.play import play, undisturbed, write_inputs
 
-ROWS, FAULTS = 150, 7
+ROWS, FAULTS = 120, 6
 
 
 @given(st.integers(0, 2**32), st.integers(0, 200))
