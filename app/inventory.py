@@ -133,5 +133,7 @@ def eta_words(seconds: int) -> str:
         return "no estimate yet"
     if seconds == 0:
         return "nothing left to do"
+    if seconds < 60:
+        return "less than a minute left"
     hours, minutes = divmod(-(-seconds // 60), 60)
     return f"about {hours} h {minutes:02} min left" if hours else f"about {minutes} min left"

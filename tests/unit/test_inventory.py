@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.inventory import Live, RunFacts, inventory, render_table
+from app.inventory import Live, RunFacts, eta_words, inventory, render_table
 from app.ledger import DatasetCounts
 
 RUN = RunFacts(out="out", id="run1", recipe="abc")
@@ -70,3 +70,12 @@ def test_the_table_fits_a_terminal_and_names_every_reason():
     assert max(map(len, text.splitlines())) <= 80
     for part in ("12,345,678", "too_long", "empty_output", "total", "?", "orphans", "not been read to its end"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-1, "no estimate yet"), (0, "nothing left to do"), (3, "less than a minute left"), (61, "about 2 min left"),
+     (7260, "about 2 h 01 min left")],
+)  # fmt: skip
+def test_time_left_is_said_in_words(seconds, words):
+    assert eta_words(seconds) == words
