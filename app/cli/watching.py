@@ -94,7 +94,8 @@ class Near:
         now = self.redis.look(self._names)
         if now is None or now.report is None or now.at - now.report.at > COLLECTOR_SECONDS:
             self._ledger.catch_up()  # nobody else does
-        return snapshot(facts_of(self._rundir, self._run_file), self._ledger.counts(), now)
+        state = "running" if is_worked_on(now) else None  # its producer may have left: `enqueue --no-wait`
+        return snapshot(facts_of(self._rundir, self._run_file, state), self._ledger.counts(), now)
 
     def close(self) -> None:
         """Let go of ledger and connection."""
@@ -115,7 +116,8 @@ class Far:
         if now is not None and now.report is not None:
             self._report = now.report
         said = self._report
-        facts = RunFacts(said.out, self._run_id, said.recipe, "running" if said.producing else None)
+        state = "running" if said.producing or is_worked_on(now) else None
+        facts = RunFacts(said.out, self._run_id, said.recipe, state)
         return snapshot(facts, said.counts, now)
 
     def close(self) -> None:
@@ -188,6 +190,11 @@ def _read_input_again(rundir: RunDir, ledger: Ledger) -> None:
         settings = load_settings(rundir.private / "settings.json")
         for _ in rows_of(parse_inputs(settings.inputs), settings, ledger):
             pass
+
+
+def is_worked_on(now: RunNow | None) -> bool:
+    """Whether workers hold tasks of the run."""
+    return now is not None and any(now.in_flight.values())
 
 
 def facts_of(rundir: RunDir, run_file: RunFile, state: str | None = None) -> RunFacts:

@@ -66,8 +66,8 @@ def test_near_and_far_see_the_same_run_to_its_end(going):
         busy = max(lines, key=lambda one: one["totals"]["in_flight"])
         assert busy["endpoints"][0]["in_flight_tokens"] > 0
         assert busy["endpoints"][0]["budget_tokens"] > 0
-        assert sum(one["leases"] for one in busy["workers"]) > 0
-        assert busy["oldest_request"]["id"].startswith("gsm8k:")
+        assert any(worker["leases"] > 0 for one in lines for worker in one["workers"])  # they give signs every 5 s
+        assert any(one["oldest_request"]["id"].startswith("gsm8k:") for one in lines)
         assert any(one["eta_seconds"] > 0 for one in lines)
         assert any(one["output_tokens_per_second"] > 0 for one in lines)
     final = said[0][-1]

@@ -7,6 +7,7 @@ import pytest
 
 from app.capacity.lengths import Curve
 from app.capacity.share import Share
+from app.cli.watching import is_worked_on
 from app.inventory import RunFacts
 from app.ledger import DatasetCounts
 from app.snapshot import COLLECTOR_SECONDS, snapshot, waiting_for
@@ -159,3 +160,10 @@ def test_a_line_for_machines_has_all_keys_and_no_null(seen):
     said = snapshot(FACTS, [counts()], seen).to_json()
     assert said.keys() == keys
     assert nulls(json.loads(json.dumps(said))) == []
+
+
+def test_a_run_whose_producer_left_is_worked_on_while_workers_hold_its_tasks():
+    """`enqueue --no-wait` leaves; nobody holds the directory, and the run goes on."""
+    assert is_worked_on(now())
+    assert not is_worked_on(now(in_flight={"chat": 0}))
+    assert not is_worked_on(None)
