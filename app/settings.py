@@ -115,8 +115,17 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
+#: What the rendering itself gives to a template: a value of the user's would replace the chat or the template.
+_RESERVED_KWARGS = frozenset({
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
+    "return_dict", "self", "tokenize", "tools",
+})  # fmt: skip
+
+
 def _refuse_contradictions(settings: RunSettings) -> None:
     """Settings that are fine one by one. Raises UsageError."""
+    if reserved := sorted(_RESERVED_KWARGS & settings.template_kwargs.keys()):
+        raise UsageError(f"--template-kwargs: {reserved[0]!r} is not the user's to set; leave it out.")
     for name in ("max_new_tokens", "temperature", "top_p", "top_k"):
         inner, option = settings.sampling.get(name), getattr(settings, name)
         if inner is not None and option not in (inner, RunSettings.model_fields[name].default):

@@ -11,7 +11,7 @@ import orjson
 
 from app.identity import bytes_digest, row_digest
 from app.ledger import Ledger
-from app.reasons import Rejected
+from app.reasons import Reason, Rejected
 from app.records import Conversation
 from app.settings import RunSettings
 from producers.inputs import Dataset
@@ -61,9 +61,11 @@ def read_row(raw: RawRow, shapes: ShapeOptions) -> tuple[str, Conversation | Rej
         return bytes_digest(raw.raw), raw.error
     try:
         conversation = conversation_of(raw.value, shapes)
+        return row_digest(conversation), conversation
     except Rejected as verdict:
         return bytes_digest(raw.raw), verdict
-    return row_digest(conversation), conversation
+    except RecursionError:
+        return bytes_digest(raw.raw), Rejected(Reason.UNKNOWN_SHAPE, "it is nested too deeply")
 
 
 def shape_options(settings: RunSettings) -> ShapeOptions:

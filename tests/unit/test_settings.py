@@ -130,3 +130,11 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert done.stdout.split() == ["500", "600", "800"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["chat_template", "messages", "tools", "tokenize", "self"])
+def test_template_kwargs_cannot_replace_the_chat_or_its_template(tmp_path, name):
+    """The prompt would be something else than the row, for every row."""
+    values = {"inputs": ["a"], "out": tmp_path, "endpoints": ["http://a:1"], "tokenizer": "t"}
+    with pytest.raises(UsageError, match=f"--template-kwargs: '{name}'"):
+        settings_of({**values, "template_kwargs": {name: "x"}})

@@ -6,6 +6,7 @@ import pytest
 
 from app.reasons import Reason, Rejected
 from app.records import Conversation
+from producers.catalog import read_row
 from producers.readers import read_records
 from producers.shapes import ShapeOptions, conversation_of, turns_in
 
@@ -315,3 +316,16 @@ def test_tools_may_be_a_json_string():
     for bad in ("[{", '"f"', ["f"], [{"description": "no name"}], [5]):
         assert verdict_on({"prompt": "x", "tools": bad}).reason == Reason.BAD_TOOL_CALL
     assert conversation_of({"prompt": "x", "function": "def f(): pass"}).tools is None
+
+
+def test_a_row_nested_too_deeply_is_rejected_and_the_others_go_on(tmp_path):
+    """A schema of 450 levels is a row's fault, and ends nothing else."""
+    deep = '{"a":' * 450 + "{}" + "}" * 450
+    tool = f'{{"type":"function","function":{{"name":"f","parameters":{deep}}}}}'
+    path = tmp_path / "d.jsonl"
+    chat = f'{{"messages":[{{"role":"user","content":"x"}}],"tools":[{tool}]}}'
+    path.write_text('{"prompt":"one"}\n' + chat + "\n")
+    first, second = (read_row(raw, ShapeOptions())[1] for raw in read_records(path))
+    assert not isinstance(first, Rejected)
+    assert isinstance(second, Rejected)
+    assert "nested too deeply" in second.detail
