@@ -9,7 +9,7 @@ from app.rundir import RunDir
 
 
 def note(rundir: RunDir, event: str, *, endpoint: str = "", detail: str = "") -> None:
-    """Append one event: endpoint_down, endpoint_up, stopped, restarted … A line that cannot be written is dropped."""
+    """Append one event (endpoint_down, endpoint_up). A line that cannot be written is dropped."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     told = {"at": at, "event": event, "endpoint": endpoint, "detail": detail}
     line = {name: value for name, value in told.items() if value}

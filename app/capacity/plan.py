@@ -120,7 +120,6 @@ class Busy:
     """How a server is doing now."""
 
     use: float  #: share of its KV tokens in use, 0 to 1
-    running: int
     waiting: int
     retracted: int = 0
     conservativeness: float | None = None  #: --schedule-conservativeness

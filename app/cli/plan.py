@@ -146,7 +146,7 @@ def _ask_endpoints(plan: Plan, urls: list[str], api_key: str | None) -> None:
         if loads is None or not info.kv_tokens:
             continue
         busy = Busy(
-            use=loads.used_tokens / info.kv_tokens, running=loads.running, waiting=loads.waiting,
+            use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting,
             retracted=loads.retracted or 0, conservativeness=launch.conservativeness,
         )  # fmt: skip
         if sentence := scheduling_advice(busy):

@@ -14,8 +14,7 @@ class Launch:
     mem_fraction: float | None = None
     tp_size: int | None = None
     hierarchical_cache: bool = False
-    hicache_size_gb: float | None = None  #: None: the ratio decides
-    hicache_ratio: float | None = None
+    hicache_size_gb: float | None = None  #: None: a ratio decides
     conservativeness: float | None = None
     max_running_requests: int | None = None
     kv_tokens: int | None = None
@@ -36,7 +35,6 @@ def launch_of(server_info: JSONObject) -> Launch:
         tp_size=_whole(server_info.get("tp_size")),
         hierarchical_cache=server_info.get("enable_hierarchical_cache") is True,
         hicache_size_gb=size or None,
-        hicache_ratio=_number(server_info.get("hicache_ratio")),
         conservativeness=_number(server_info.get("schedule_conservativeness")),
         max_running_requests=_whole(server_info.get("max_running_requests")),
         kv_tokens=_whole(server_info.get("max_total_num_tokens")),
@@ -54,7 +52,6 @@ _FLAGS = {
     "--tp-size": ("tp_size", int),
     "--tensor-parallel-size": ("tp_size", int),
     "--hicache-size": ("hicache_size_gb", float),
-    "--hicache-ratio": ("hicache_ratio", float),
     "--schedule-conservativeness": ("conservativeness", float),
     "--max-running-requests": ("max_running_requests", int),
     "--max-total-tokens": ("kv_tokens", int),

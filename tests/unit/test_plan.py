@@ -85,10 +85,10 @@ def test_little_headroom_is_a_risk():
 
 
 def test_a_careful_server_gets_other_advice_than_one_that_retracts():
-    assert "0.3" in scheduling_advice(Busy(use=0.8, running=40, waiting=200, conservativeness=1.0))
-    assert "1.3" in scheduling_advice(Busy(use=1.0, running=80, waiting=20, retracted=4))
-    assert scheduling_advice(Busy(use=0.95, running=60, waiting=200)) is None
-    assert scheduling_advice(Busy(use=0.5, running=10, waiting=0)) is None
+    assert "0.3" in scheduling_advice(Busy(use=0.8, waiting=200, conservativeness=1.0))
+    assert "1.3" in scheduling_advice(Busy(use=1.0, waiting=20, retracted=4))
+    assert scheduling_advice(Busy(use=0.95, waiting=200)) is None
+    assert scheduling_advice(Busy(use=0.5, waiting=0)) is None
 
 
 def test_time_follows_from_rows_lengths_and_rate():

@@ -147,6 +147,6 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
     return re.sub(r' width="[^"]+pt" height="[^"]+pt"| height="[^"]+pt" width="[^"]+pt"', "", text, count=1)
 
 
-def text_of(parts: Iterable[str]) -> str:
+def figures_of(parts: Iterable[str]) -> str:
     """Several pictures side by side."""
     return "".join(f"<figure>{part}</figure>" for part in parts if part)

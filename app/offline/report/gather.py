@@ -58,9 +58,7 @@ class EndpointFacts:
     tokens: int = 0
     cut: int = 0
     attempts: int = 0  #: requests sent for its answers, to it or to others
-    busy: Course = field(default_factory=Course)  #: answers in flight
     latency: Counter[int] = field(default_factory=Counter)  #: log bin → answers
-    seconds: float = 0.0  #: sum of latencies
 
     def latency_percentile(self, percent: float) -> float:
         """Seconds that so many of its answers do not exceed, to within a twelfth."""
@@ -156,9 +154,7 @@ def _answer(made: Report, dataset: str, line: dict[str, Any]) -> None:
     one.tokens += tokens
     one.cut += line["finish_reason"] == "length"
     one.attempts += max(1, line["attempt"])
-    one.busy.add(start, end, 1)
     one.latency[latency_bin(seconds)] += 1
-    one.seconds += seconds
 
 
 def _rejections(made: Report, rundir: RunDir, dataset: str) -> None:

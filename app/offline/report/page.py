@@ -27,7 +27,7 @@ def page(report: Report) -> str:
         datasets=[_dataset(report, one) for one in report.inventory["datasets"]],
         course=charts.course(report) if report.last else "", events=events[:_MOST_EVENTS],
         more_events=max(0, len(events) - _MOST_EVENTS),
-        lengths=charts.text_of([charts.lengths(report.prompt, "prompts"), charts.lengths(report.output, "answers")]),
+        lengths=charts.figures_of([charts.lengths(report.prompt, "prompts"), charts.lengths(report.output, "answers")]),
         length_rows=list(_length_rows(report)), latency=charts.latency(report.endpoints),
         endpoints=[_endpoint(url, one) for url, one in sorted(report.endpoints.items())],
         rejected=[
