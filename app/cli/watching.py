@@ -23,7 +23,7 @@ from app.settings import load_settings
 from app.snapshot import COLLECTOR_SECONDS, Snapshot, snapshot
 from app.store.connection import connect, safe_url, translated
 from app.store.embedded import noted_address
-from app.store.live import EndpointNow, RunNow, histograms, look, runs_at
+from app.store.live import EndpointNow, RunNow, histograms, look, reports_at
 from app.store.report import Report
 
 _AGAIN_SECONDS = 2.0
@@ -164,7 +164,7 @@ def _far(redis_url: str | None, run_id: str | None, out: Path | None) -> Far:
         )  # fmt: skip
     client = connect(redis_url)
     with translated(redis_url):
-        known = {run: report for run, report in runs_at(client).items() if report is not None}
+        known = {run: report for run, report in reports_at(client).items() if report is not None}
     client.close()
     wanted = {run: report for run, report in known.items() if run_id in (None, run) and _is_at(report, out)}
     if len(wanted) > 1:  # finished ones are of less interest

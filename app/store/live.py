@@ -100,7 +100,7 @@ class RunNow:
     memory_limit_bytes: int = 0  #: 0: none
 
 
-def runs_at(client: redis.Redis) -> dict[str, Report | None]:
+def reports_at(client: redis.Redis) -> dict[str, Report | None]:
     """Run ids that this Redis knows, with what their collectors said last. Raises redis errors."""
     ids = sorted(run.decode() for run in client.smembers(RUNS))
     return {run: parse_report(client.get(RunKeys(run).report)) for run in ids}
