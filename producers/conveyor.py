@@ -53,6 +53,8 @@ class Conveyor:
         self._unclaimed: dict[str, set[bytes]] = defaultdict(set)
         self.trouble: str | None = None
         self.while_waiting: Callable[[], None] = lambda: None  #: done again and again while a lane is full
+        #: asked right before tasks are sent, however long they waited for room: those that still need to be
+        self.still_missing: Callable[[list[Parcel]], list[Parcel]] = lambda parcels: parcels
 
     def put(self, parcels: list[Parcel]) -> None:
         """Send tasks, waiting while their lanes are full; what was set aside goes first. Raises Stopped."""
@@ -243,7 +245,7 @@ class Conveyor:
         """Payloads first: a message without payload means 'done' to a worker."""
         if self._stopped():
             raise Stopped
-        for dataset, some in _by_dataset(parcels).items():
+        for dataset, some in _by_dataset(self.still_missing(parcels)).items():
             words = [word for parcel in some for word in (parcel.key, parcel.blob)]
             accepted = self.patiently(
                 lambda dataset=dataset, words=words: scripts.call(

@@ -142,6 +142,7 @@ class Producer:
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._turns = Turns(self._conveyor, self._pool, self._ledger) if settings.turns == "all" else None
         self._conveyor.while_waiting = self._meanwhile
+        self._conveyor.still_missing = self._still_missing
         self._outstanding: set[str] = set()
         self._again_at = 0.0
 
@@ -222,10 +223,13 @@ class Producer:
             for item in items:
                 if isinstance(item, Refusal):
                     self._refuse(item)
-            self._conveyor.put(self._still_missing([item for item in items if isinstance(item, Parcel)]))
+            self._conveyor.put([item for item in items if isinstance(item, Parcel)])
 
     def _still_missing(self, parcels: list[Parcel]) -> list[Parcel]:
-        """Rendering takes a while: what another producer has had done meanwhile is no longer in Redis, but on file."""
+        """Rendering and waiting for room take a while: what has been done meanwhile is no longer in Redis, but on file.
+
+        By another producer, or by a worker that had it in hand when Redis forgot it.
+        """
         slots = {parcel.key: slot_of(parcel.task_id) for parcel in parcels}
         known = set(self._ledger.known(slots.values()))
         return [parcel for parcel in parcels if slots[parcel.key] not in known]

@@ -90,6 +90,18 @@ def test_a_full_lane_does_not_starve_the_other(conveyor, redis_client):
     assert redis_client.hlen(KEYS.payload("d")) == 65
 
 
+def test_what_was_done_while_it_waited_for_room_is_not_sent(conveyor, redis_client):
+    """A worker had it in hand when Redis forgot it: by the time there is room the files have it, and it must not run again."""
+    done: set[int] = set()
+    conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number not in done]
+    conveyor.put(parcels(Lane.LONG, 0, 60))
+    done |= set(range(30, 50))
+    thread, _ = in_background(conveyor.put_aside_back)
+    while thread.is_alive():
+        redis_client.lpop(CELERY_PREFIX + Lane.LONG.queue, 20)
+    assert redis_client.hlen(KEYS.payload("d")) == 40
+
+
 def test_a_stop_ends_the_wait(conveyor, stop, redis_client):
     """A producer that waits for room leaves when it is told to."""
     conveyor.put(parcels(Lane.LONG, 100, 20))
