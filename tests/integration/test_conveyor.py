@@ -91,7 +91,7 @@ def test_a_full_lane_does_not_starve_the_other(conveyor, redis_client):
 
 
 def test_what_was_done_while_it_waited_for_room_is_not_sent(conveyor, redis_client):
-    """A worker had it in hand when Redis forgot it: by the time there is room the files have it, and it must not run again."""
+    """A worker had it in hand when Redis forgot it: by the time there is room the files have it."""
     done: set[int] = set()
     conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number not in done]
     conveyor.put(parcels(Lane.LONG, 0, 60))
