@@ -13,6 +13,7 @@ tokenizer cannot write it as text, the row is rejected.
 import datetime
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -272,6 +273,8 @@ def _refuse_untrusted_code(directory: Path, options: RenderOptions) -> None:
 
 def _load(directory: Path, options: RenderOptions) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell people on stderr that torch is missing
+    if not options.trust_remote_code:
+        sys.modules.setdefault("torch", None)  # where it is installed transformers imports it: seconds and 500 MB a process
     from transformers import AutoTokenizer
 
     if options.trust_remote_code:

@@ -293,3 +293,18 @@ def test_loading_says_nothing_on_the_terminal():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRANSFORMERS_")}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_torch_is_not_imported_where_it_is_installed(tmp_path):
+    """Each rendering process would pay seconds and 500 MB for it; a tokenizer needs none."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text('print("torch was imported")\n__version__ = "2.9.0"\n')
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n"
+    (tmp_path / "torch-2.9.0.dist-info" / "METADATA").write_text(metadata)
+    code = f"from app.tokenization import *; Renderer(RenderOptions({str(DEMO / 'tokenizer')!r})); print('loaded')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["loaded"], done.stderr
