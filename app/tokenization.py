@@ -274,7 +274,8 @@ def _refuse_untrusted_code(directory: Path, options: RenderOptions) -> None:
 def _load(directory: Path, options: RenderOptions) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell people on stderr that torch is missing
     if not options.trust_remote_code:
-        sys.modules.setdefault("torch", None)  # where it is installed transformers imports it: seconds and 500 MB a process
+        # Where torch is installed transformers imports it: seconds and 500 MB a process.
+        sys.modules.setdefault("torch", None)
     from transformers import AutoTokenizer
 
     if options.trust_remote_code:
