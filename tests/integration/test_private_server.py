@@ -1,6 +1,5 @@
 """The private Redis, ended while it starts."""
 
-import os
 import signal
 
 import pytest
@@ -24,7 +23,8 @@ class Ended(PrivateServer):
             if self._number == signal.SIGTERM:  # which it obeys in good order, once it listens to it
                 until(lambda: "Server initialized" in self._log.read_text(), what="a server that has begun")
                 self._log.write_text("")
-            os.kill(self.pid, self._number)
+            self._process.send_signal(self._number)
+            self._process.wait(20)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 0)])
