@@ -48,7 +48,7 @@ class PrivateServer:
             end_leftover(self._folder)
         for left in reversed(range(_STARTS)):
             self._launch()
-            if self._await_ready(killed_is_error=left == 0):
+            if self._await_ready(ended_is_error=left == 0):
                 break
         (self._folder / _ADDRESS).write_text(f"{self.url}\n{self._process.pid}\n")
 
@@ -83,13 +83,13 @@ class PrivateServer:
         }  # fmt: skip
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
-    def _await_ready(self, *, killed_is_error: bool) -> bool:
-        """True once it answers; False if it was killed from outside while it loaded, unless that is an error now."""
+    def _await_ready(self, *, ended_is_error: bool) -> bool:
+        """True once it answers; False if somebody ended it while it loaded, unless that is an error now."""
         client = connect(self.url)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if (status := self._process.poll()) is not None:
-                if status < 0 and not killed_is_error:
+                if status <= 0 and not ended_is_error:  # killed, or told to end, which it does with status 0
                     return False
                 raise StorageError(
                     f"The private Redis ended at once (exit {self._process.returncode}); "
