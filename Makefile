@@ -21,8 +21,9 @@ check: test
 SEEDS ?= 20
 ROWS ?= 5000
 FAULTS ?= 50
+JOBS ?= 1
 chaos: $(VENV)/.dev-installed  ## seeded runs under random faults, about two minutes each (as root also a full disk)
-	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS)
+	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS) --jobs $(JOBS)
 
 setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
 

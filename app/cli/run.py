@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from pydantic import SecretStr
@@ -275,10 +276,15 @@ def checked_key(text: str | None) -> SecretStr | None:
 
 
 def stop_event() -> threading.Event:
-    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP."""
-    event = threading.Event()
+    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+
+    By a thread: a handler interrupts whoever waits for the event, or the handler of a signal that came just before
+    (a parent's death sends two), and would wait for a lock that its own thread holds.
+    """
+    event, told = threading.Event(), SimpleQueue()
+    threading.Thread(target=lambda: (told.get(), event.set()), name="stop", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, lambda *_: event.set())
+        signal.signal(number, lambda number, _: told.put(number))
     return event
 
 

@@ -78,6 +78,7 @@ class Supervisor:
     _redis_at: float = 0.0  #: when to try again
     _commands: ChangeCommands | None = None
     _unserved_since: float | None = None  #: no endpoint serves the run's model since then
+    _to_say: list[str] = field(default_factory=list)  #: by signal handlers, which may interrupt whoever speaks
     _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
@@ -102,12 +103,12 @@ class Supervisor:
             raise Incomplete("Stopped before anything was sent; the same command starts it.")
         drain = self.prepared.settings.drain_seconds
         if self.wanted_stops == 1:
-            self.view.say(f"stopping: what generates has {drain:g} s to finish; once more to stop at once")
+            self._to_say.append(f"stopping: what generates has {drain:g} s to finish; once more to stop at once")
             for name, child in self._children.items():
                 if name.startswith(("worker", "producer")):
                     child.signal(signal.SIGTERM)
         else:
-            self.view.say("stopping at once")
+            self._to_say.append("stopping at once")
             for name, child in self._children.items():
                 if name.startswith("worker"):
                     child.signal(signal.SIGQUIT)
@@ -162,6 +163,8 @@ class Supervisor:
     def _watch(self) -> int:
         with Ledger.open(self.prepared.rundir) as ledger:
             while True:
+                while self._to_say:
+                    self.view.say(self._to_say.pop(0))
                 self._refuse_lost_directory()
                 now = self._look()
                 seen = self._snapshot(ledger, now)

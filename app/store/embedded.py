@@ -84,12 +84,12 @@ class PrivateServer:
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
     def _await_ready(self, *, ended_is_error: bool) -> bool:
-        """True once it answers; False if it was ended from outside while it loaded, unless that is an error now."""
+        """True once it answers; False if somebody ended it while it loaded, unless that is an error now."""
         client = connect(self.url)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if (status := self._process.poll()) is not None:
-                if status <= 0 and not ended_is_error:  # by a signal; in good order, for SIGTERM
+                if status <= 0 and not ended_is_error:  # killed, or told to end, which it does with status 0
                     return False
                 raise StorageError(
                     f"The private Redis ended at once (exit {self._process.returncode}); "

@@ -24,7 +24,7 @@ from tests.acceptance.harness import IDS, TOKENIZER, Run, run
 from tests.chaos.plan import Fault
 from tests.proxy import Proxy, proxy
 
-_MARK = "HEADRACE_CHAOS"  # in the environment of every process of one run
+_MARK = "HEADRACE_CHAOS"  # in the environment of every process of one run: its directory
 _PATIENCE_SECONDS = 30.0  # for a victim that is just being started again
 _CHILDREN = {"collector": ("collect",), "producer": ("produce",), "redis": ("valkey-server",)}
 ENDPOINT = SimulatorConfig(
@@ -41,7 +41,6 @@ class Scene:
             *inputs, "--tokenizer", TOKENIZER, "--max-new-tokens", 128, "--workers", 2, "--concurrency", 40,
             *itertools.chain.from_iterable(("--endpoint", one.url) for one in proxies),
         ]  # fmt: skip
-        self._mark = uuid.uuid4().hex
         self._stack = ExitStack()
         self._undoing: list[threading.Timer] = []
         self._read: dict[Path, tuple[int, int]] = {}  # file → (bytes read, lines in them)
@@ -54,7 +53,7 @@ class Scene:
         """The same command, first and again."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self._stack.close()
-        environment = {_MARK: self._mark}
+        environment = {_MARK: str(self.out)}
         self.run = self._stack.enter_context(run(self.out, *self._words, environment=environment))
 
     def close(self) -> None:
@@ -77,12 +76,7 @@ class Scene:
 
     def orphans(self) -> list[str]:
         """Processes of this run that live although it has ended."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(_MARK) == self._mark:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
-        return found
+        return marked(self.out)
 
     # --- faults ---
 
@@ -225,8 +219,24 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[bool]:
     try:
         yield mounted
     finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(folder)], check=False)
+        unmount(folder)
+
+
+def unmount(folder: Path) -> None:
+    """Let go of a small disk, if one is there."""
+    if folder.is_mount():
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def marked(folder: Path) -> list[str]:
+    """Processes, as `pid command`, of runs in a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            mark = process.environ().get(_MARK)
+            if mark and Path(mark).is_relative_to(folder):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+    return found
 
 
 def end(pids: list[str]) -> None:

@@ -45,14 +45,19 @@ def undisturbed(folder: Path, inputs: list[Path]) -> Ids:
         return {name: sorted(ids(calm.out, name)) for name in _FILES}
 
 
+def deadline_of(faults: int, rows: int) -> float:
+    """Seconds after which a seed that is not complete is a hang."""
+    return 120.0 + 6.0 * faults + rows / 20
+
+
 def play(seed: int, faults: int, rows: int, inputs: list[Path], expected: Ids, folder: Path) -> Outcome:
     """Play one seed in `folder`; what it says there stays for a look."""
-    outcome, deadline = Outcome(seed, rows), 120.0 + 6.0 * faults + rows / 20
+    outcome = Outcome(seed, rows)
     with small_disk(folder / "disk", _DISK_MEGABYTES), scene(folder / "disk", inputs) as attacked:
         began = time.monotonic()
         attacked.start()
         outcome.starts = 1
-        _attack(attacked, plan(seed, faults), rows, outcome, began + deadline)
+        _attack(attacked, plan(seed, faults), rows, outcome, began + deadline_of(faults, rows))
         outcome.seconds = time.monotonic() - began
         if not outcome.trouble:
             _prove(attacked, expected, outcome)

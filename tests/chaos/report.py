@@ -1,8 +1,9 @@
 """What came of a seed, in one line; and whether all that was promised held."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
+from typing import Any, Self
 
 
 @dataclass(slots=True)
@@ -33,6 +34,16 @@ class Outcome:
             wrong.append(f"{self.extra} extra generations, {self.in_flight} in flight at the faults")
         return wrong + [f"orphan {line}" for line in self.orphans]
 
+    def as_json(self) -> dict[str, Any]:
+        """Every field, and what broke."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"broken": self.broken}
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Self:
+        """Back from `as_json`."""
+        own = {name: value for name, value in values.items() if name != "broken"}
+        return cls(**own | {name: Counter(own[name]) for name in ("injected", "skipped")})
+
     def __str__(self) -> str:
         recovered = sorted(self.recoveries) or [0.0]
         return (
@@ -43,6 +54,19 @@ class Outcome:
             f"next line after {median(recovered):.1f} s (median), {recovered[-1]:.1f} s (longest) · "
             f"{len(self.orphans)} orphans"
         )
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """A line a seed."""
+    names = ("seed", "held", "seconds", "faults", "skipped", "starts", "lost", "doubled", "extra", "in flight",
+             "recovery median", "longest", "orphans")  # fmt: skip
+    lines = [
+        (one.seed, "no" if one.broken else "yes", round(one.seconds), one.injected.total(), one.skipped.total(),
+         one.starts, one.lost, one.doubled, one.extra, one.in_flight, f"{median(one.recoveries or [0.0]):.1f} s",
+         f"{max(one.recoveries, default=0.0):.1f} s", len(one.orphans))
+        for one in outcomes
+    ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (names, ["---"] * len(names), *lines))
 
 
 def kinds(outcomes: list[Outcome]) -> str:
