@@ -144,11 +144,11 @@ class Appender:
                 raise ValueError("a line ends with its one newline")
             offsets.append(end)
             end += len(line)
-        self._refuse_if_replaced()
+        before = self._refuse_if_replaced()
         try:
             _write_all(self._fd, b"".join(lines))
         except OSError as exc:
-            self._undo()
+            self._undo(before)
             raise StorageError(f"{self.path}: cannot write: {exc.strerror}; {_remedy(exc)}") from exc
         self._end = end
         return offsets
@@ -172,7 +172,7 @@ class Appender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_if_replaced(self) -> None:
+    def _refuse_if_replaced(self) -> os.stat_result:
         """What stands at the path must still be what we write, and end where we ended. Raises StorageError."""
         try:
             now = os.stat(self.path)
@@ -182,10 +182,13 @@ class Appender:
             raise StorageError(f"{self.path}: replaced by another file while it was written")
         if now.st_size != self._end:
             raise StorageError(f"{self.path}: changed by somebody else while it was written")
+        return now
 
-    def _undo(self) -> None:
+    def _undo(self, before: os.stat_result) -> None:
+        """As if nothing had been written: the time, too, or the file would pass for one that was edited."""
         try:
             os.ftruncate(self._fd, self._end)
+            os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         except OSError:
             pass  # the next opening cuts the torn end
 
