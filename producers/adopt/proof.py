@@ -213,7 +213,7 @@ def _ids_problem(name: str, value: Any) -> str:
     """What is wrong with a list of ids, "" if nothing is."""
     if not isinstance(value, list) or not value:
         return f"it has no list of {name}; --map {name}=FIELD names where it stands"
-    if set(map(type, value)) == {int} and 0 <= min(value) and max(value) < 2**31:
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31:
         return ""
     place, odd = next((n, one) for n, one in enumerate(value) if type(one) is not int or not 0 <= one < 2**31)
     return f"{name} has {str(odd)[:40]!r} at place {place}, which is no token id"

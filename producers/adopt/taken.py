@@ -4,7 +4,7 @@ What a line says is put into our record as it is, and the record is then checked
 values of fields that say nothing of the answer (endpoint, times): one of another type counts as not said.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
@@ -48,8 +48,8 @@ class Taker:
 
 def problem_of(record: ResponseRecord) -> Problem | None:
     """What `verify` would say of such a line: kind and detail."""
-    fields = asdict(record)
-    return field_problem(fields, SCHEMAS[RAW]) or response_problem(fields)
+    said = {one.name: getattr(record, one.name) for one in fields(record)}  # `asdict` would copy the lists
+    return field_problem(said, SCHEMAS[RAW]) or response_problem(said)
 
 
 def _matched(said: dict[str, Any]) -> Any:
