@@ -60,6 +60,13 @@ def parse(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def why_no_json(error: orjson.JSONDecodeError) -> str:
+    """What a parser refused, for the middle of a sentence. It takes 1,024 levels; more may be valid, and is no chat."""
+    if error.msg == "depth limit exceeded":
+        return "nested too deeply (more than 1,024 levels)"
+    return f"not valid JSON: {error.msg} (column {error.pos + 1})"
+
+
 def is_whole(raw: bytes) -> bool:
     """Whether the line holds one JSON object."""
     try:

@@ -35,7 +35,7 @@ def export_command(
         said = {
             "format": kind, "run": run_file.run_id, "recipe": run_file.recipe_fingerprint, "filters": run_file.filters,
             "eval_fraction": split.eval_fraction, "seed": split.seed, **counts, "rows_gone": left_out,
-            "chats_set_aside": mended.set_aside,
+            "chats_left_out": mended.set_aside + mended.to_derive,
         }  # fmt: skip
         write_note(folder, said)
     if as_json:

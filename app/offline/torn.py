@@ -34,10 +34,11 @@ _NOT_ALL_THERE = (
 
 @dataclass(slots=True)
 class Mended:
-    """Chats: put in order again, and set aside to be generated again. Samples are derived again without a word."""
+    """Chats: put in order again; set aside to be generated again; without samples, until these are derived again."""
 
     put_in_order: int = 0
     set_aside: int = 0
+    to_derive: int = 0
 
     def __str__(self) -> str:
         said = []
@@ -47,6 +48,11 @@ class Mended:
             said.append(
                 f"{self.set_aside:,} chats lack a turn that was there (or have two of one): what is left of them "
                 f"moved to {SUPERSEDED}, and the next run makes them again"
+            )
+        if self.to_derive:
+            said.append(
+                f"{self.to_derive:,} chats had not all their samples, or not in order: the next run (or `headrace "
+                "tokenize`) derives them again"
             )
         return "; ".join(said)
 
@@ -87,6 +93,7 @@ def mend(rundir: RunDir) -> Mended:
                     if torn.responses:
                         _mend_responses(rundir, dataset, chosen, switch, done)
                     else:
+                        done.to_derive += len(torn.samples)
                         _drop_samples(rundir, dataset, chosen, switch)
                     switch.commit()
     return done

@@ -469,7 +469,7 @@ def test_deriving_again_says_what_it_put_right_and_drops_nothing(rundir, redis_c
     exchange(rundir.file("chat", RAW), 1, 0)
     done = CliRunner().invoke(cli, ["tokenize", str(rundir.out), "--json"], standalone_mode=False)
     said = orjson.loads(done.stdout)
-    assert said["chats"] == {"put_in_order": 1, "set_aside": 0}
+    assert said["chats"] == {"put_in_order": 1, "set_aside": 0, "to_derive": 0}
     assert [(one["responses"], one["samples"]) for one in said["datasets"]] == [(6, 6)]
     assert "1 chats had their turns in another order" in done.stderr
     assert verify(rundir).ok, verify(rundir).render()
