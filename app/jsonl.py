@@ -60,6 +60,13 @@ def parse(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def why_no_json(error: orjson.JSONDecodeError) -> str:
+    """What a parser refused, for the middle of a sentence. It takes 1,024 levels; more may be valid, and is no chat."""
+    if error.msg == "depth limit exceeded":
+        return "nested too deeply (more than 1,024 levels)"
+    return f"not valid JSON: {error.msg} (column {error.pos + 1})"
+
+
 def is_whole(raw: bytes) -> bool:
     """Whether the line holds one JSON object."""
     try:
@@ -144,11 +151,11 @@ class Appender:
                 raise ValueError("a line ends with its one newline")
             offsets.append(end)
             end += len(line)
-        self._refuse_if_replaced()
+        before = self._refuse_if_replaced()
         try:
             _write_all(self._fd, b"".join(lines))
         except OSError as exc:
-            self._undo()
+            self._undo(before)
             raise StorageError(f"{self.path}: cannot write: {exc.strerror}; {_remedy(exc)}") from exc
         self._end = end
         return offsets
@@ -172,7 +179,7 @@ class Appender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_if_replaced(self) -> None:
+    def _refuse_if_replaced(self) -> os.stat_result:
         """What stands at the path must still be what we write, and end where we ended. Raises StorageError."""
         try:
             now = os.stat(self.path)
@@ -182,10 +189,13 @@ class Appender:
             raise StorageError(f"{self.path}: replaced by another file while it was written")
         if now.st_size != self._end:
             raise StorageError(f"{self.path}: changed by somebody else while it was written")
+        return now
 
-    def _undo(self) -> None:
+    def _undo(self, before: os.stat_result) -> None:
+        """As if nothing had been written: the time, too, or the file would pass for one that was edited."""
         try:
             os.ftruncate(self._fd, self._end)
+            os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         except OSError:
             pass  # the next opening cuts the torn end
 

@@ -115,17 +115,8 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-#: What the rendering itself gives to a template: a value of the user's would replace the chat or the template.
-_RESERVED_KWARGS = frozenset({
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "messages",
-    "return_dict", "self", "tokenize", "tools",
-})  # fmt: skip
-
-
 def _refuse_contradictions(settings: RunSettings) -> None:
     """Settings that are fine one by one. Raises UsageError."""
-    if reserved := sorted(_RESERVED_KWARGS & settings.template_kwargs.keys()):
-        raise UsageError(f"--template-kwargs: {reserved[0]!r} is not the user's to set; leave it out.")
     for name in ("max_new_tokens", "temperature", "top_p", "top_k"):
         inner, option = settings.sampling.get(name), getattr(settings, name)
         if inner is not None and option not in (inner, RunSettings.model_fields[name].default):
@@ -141,8 +132,12 @@ def _refuse_broken_text(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         try:
             json.dumps(value, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{_option(name)} is not valid UTF-8; correct it, or use a UTF-8 LANG.") from None
+        except UnicodeEncodeError as exc:
+            odd = exc.object[exc.start]
+            if "\udc80" <= odd <= "\udcff":  # how Python keeps a byte of the command line that is no UTF-8
+                raise UsageError(f"{_option(name)} is not valid UTF-8; correct it, or use a UTF-8 LANG.") from None
+            half = f"\\u{ord(odd):04x}"
+            raise UsageError(f"{_option(name)} holds {half}, half a surrogate pair, which is no text.") from None
 
 
 _OPTION_OF = {"endpoints": "endpoint", "request_timeout_seconds": "request_timeout", "endpoint_wait_seconds": "endpoint_wait"}  # noqa: E501

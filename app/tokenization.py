@@ -24,7 +24,16 @@ from app.errors import UsageError
 from app.reasons import Reason, Rejected
 from app.records import Conversation
 from app.sglang.tool_dump import ToolForm, bare, dumped
-from app.tokenizer_files import OTHER_FILES, TOKENIZER_FILES, content_digest, json_file, one_line, own_code
+from app.template_input import refuse_kwargs, strange_role, with_string_arguments
+from app.tokenizer_files import (
+    TOKENIZER_FILES,
+    content_digest,
+    directory_of,
+    json_file,
+    one_line,
+    own_code,
+    refuse_untrusted_code,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +60,10 @@ class Renderer:
 
     def __init__(self, options: RenderOptions):
         """Loads the tokenizer. Raises UsageError with the remedy if that cannot work."""
+        refuse_kwargs(options.template_kwargs)
         self.options = options
-        self.directory = _directory_of(options.tokenizer)
-        _refuse_untrusted_code(self.directory, options)
+        self.directory = directory_of(options.tokenizer)
+        refuse_untrusted_code(self.directory, options.tokenizer, trusted=options.trust_remote_code)
         self._tokenizer = _load(self.directory, options)
         self._template = _template_of(self._tokenizer, options)
         self.date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
@@ -77,6 +87,7 @@ class Renderer:
 
     def text(self, conversation: Conversation) -> str:
         """The prompt as text. A conversation that ends in an answer is to be continued. Raises Rejected."""
+        self._refuse_strange_role(conversation)
         return self._rendered(conversation.messages, conversation.tools)
 
     def holds_control_tokens(self, conversation: Conversation) -> bool:
@@ -157,9 +168,13 @@ class Renderer:
         except Exception:  # noqa: BLE001 - see `text`
             return None
 
+    def _refuse_strange_role(self, conversation: Conversation) -> None:
+        if (strange := strange_role(conversation.messages, self._template)) is not None:
+            raise Rejected(Reason.TEMPLATE_ERROR, strange)
+
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         if any("tool_calls" in message for message in messages) and self._wants_string_arguments:
-            messages = [_with_string_arguments(message) for message in messages]
+            messages = [with_string_arguments(message) for message in messages]
         tools = dumped(tools, self.options.tool_form) if tools else None
         try:
             try:
@@ -192,6 +207,7 @@ class Renderer:
 
     def _encode_as_text(self, conversation: Conversation) -> list[int]:
         """The ids of a row that holds control tokens, each of them tokenized as the text that it is."""
+        self._refuse_strange_role(conversation)
         try:
             hidden = self._control.hide(conversation.messages, conversation.tools)
             rendered = self._rendered(hidden.messages, hidden.tools)
@@ -237,38 +253,6 @@ class Renderer:
             detail = f"the tokenizer made id {max(ids)}, the model has {limit}"
             raise Rejected(Reason.IDS_OUT_OF_VOCABULARY, detail)
         return ids
-
-
-def _directory_of(tokenizer: str) -> Path:
-    """Where the files lie; those of a name on the hub are fetched, or found in its cache."""
-    path = Path(tokenizer).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UsageError(f"--tokenizer {tokenizer} is a file; name the directory that it lies in.")
-    if path.is_absolute() or tokenizer.startswith(".") or tokenizer.count("/") > 1:
-        raise UsageError(f"--tokenizer {tokenizer}: no such directory.")
-    name, _, revision = tokenizer.partition("@")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        patterns = [*TOKENIZER_FILES, *OTHER_FILES]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
-        raise UsageError(
-            f"--tokenizer {tokenizer}: no such directory here, and the hub gave nothing under that name "
-            f"({type(exc).__name__}); name a local directory, or check the name and the network."
-        ) from exc
-
-
-def _refuse_untrusted_code(directory: Path, options: RenderOptions) -> None:
-    code = own_code(directory)
-    if code and not options.trust_remote_code and not (directory / "tokenizer.json").exists():
-        raise UsageError(
-            f"The tokenizer {options.tokenizer} comes with its own code ({code}); "
-            "read it, and pass --trust-remote-code if you trust it."
-        )
 
 
 def _load(directory: Path, options: RenderOptions) -> Any:
@@ -326,17 +310,3 @@ def _compiled(template: str) -> Any:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     return _compile_jinja_template(template)
-
-
-def _with_string_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    if "tool_calls" not in message:
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-def _as_json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,4 +1,5 @@
-"""The files of a tokenizer's directory: which decide about ids, and what is in them. Knows no library of tokenizers."""
+"""The files of a tokenizer's directory: which decide about ids, and what is in them; those of a name
+on the hub are fetched here. Knows no library of tokenizers."""
 
 import json
 from hashlib import blake2b
@@ -21,6 +22,39 @@ def own_code(directory: Path) -> str | None:
     asked = asked.get("AutoTokenizer") if isinstance(asked, dict) else asked
     names = asked if isinstance(asked, list) else [asked]
     return next((name for name in names if isinstance(name, str)), None)
+
+
+def directory_of(tokenizer: str) -> Path:
+    """Where the files lie; those of a name on the hub are fetched, or found in its cache. Raises UsageError."""
+    path = Path(tokenizer).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UsageError(f"--tokenizer {tokenizer} is a file; name the directory that it lies in.")
+    if path.is_absolute() or tokenizer.startswith(".") or tokenizer.count("/") > 1:
+        raise UsageError(f"--tokenizer {tokenizer}: no such directory.")
+    name, _, revision = tokenizer.partition("@")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        patterns = [*TOKENIZER_FILES, *OTHER_FILES]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as exc:
+        raise UsageError(
+            f"--tokenizer {tokenizer}: no such directory here, and the hub gave nothing under that name "
+            f"({type(exc).__name__}); name a local directory, or check the name and the network."
+        ) from exc
+
+
+def refuse_untrusted_code(directory: Path, tokenizer: str, *, trusted: bool) -> None:
+    """Raises UsageError for a tokenizer that is nothing without code of its own, unless that is trusted."""
+    code = own_code(directory)
+    if code and not trusted and not (directory / "tokenizer.json").exists():
+        raise UsageError(
+            f"The tokenizer {tokenizer} comes with its own code ({code}); "
+            "read it, and pass --trust-remote-code if you trust it."
+        )
 
 
 def content_digest(path: Path) -> str:

@@ -7,16 +7,16 @@ Verify a run that nobody writes to: a response that waits for its sample is a vi
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 
-from app.groups import slot_of_id
+from app.groups import Group, Groups, Order, Place, slot_of_id, turns_of
 from app.jsonl import Line, has_nul, is_blank, iterate, parse
 from app.ledger import Ledger
 from app.ledger.files import size_of
@@ -33,6 +33,7 @@ from app.verify_lines import (
     response_problem,
     sample_problem,
 )
+from app.verify_report import Report
 
 _TABLES = """
 CREATE TABLE raw(id BLOB PRIMARY KEY, sample BLOB NOT NULL, line INTEGER NOT NULL, answers INTEGER NOT NULL DEFAULT 0)
@@ -41,55 +42,10 @@ CREATE TABLE key(key BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE sample(id BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE rejected(id BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE turn(slot BLOB, turn INTEGER, turns INTEGER, line INTEGER, id BLOB, PRIMARY KEY(slot, turn)) WITHOUT ROWID;
+CREATE TABLE apart(file TEXT, slot BLOB, turns INTEGER, line INTEGER, lines INTEGER, PRIMARY KEY(file, slot))
+    WITHOUT ROWID;
 """
-
-
-@dataclass(slots=True)
-class Finding:
-    """A kind of violation: how often, and where first. line 0: the file as a whole."""
-
-    kind: str
-    count: int
-    file: str
-    line: int
-    detail: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What was read and what was found."""
-
-    out: str
-    lines: dict[str, int] = field(default_factory=dict)  #: per file, relative to OUT
-    findings: dict[str, Finding] = field(default_factory=dict)  #: by kind
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """All promises hold."""
-        return not self.findings
-
-    def add(self, kind: str, file: str, line: int, detail: str) -> None:
-        """Count a violation; keep its place if it is the first of its kind."""
-        finding = self.findings.setdefault(kind, Finding(kind, 0, file, line, detail))
-        finding.count += 1
-
-    def to_json(self) -> dict[str, Any]:
-        """For `verify --json`."""
-        return {
-            "out": self.out, "ok": self.ok, "lines": self.lines, "seconds": round(self.seconds, 3),
-            "violations": [asdict(finding) for finding in self.findings.values()],
-        }  # fmt: skip
-
-    def render(self) -> str:
-        """For people."""
-        total = sum(self.lines.values())
-        said = "every promise holds" if self.ok else f"{len(self.findings)} kinds of violation"
-        lines = [f"{self.out}: {total:,} lines in {len(self.lines)} files: {said}"]
-        for one in self.findings.values():
-            place = f"{one.file}, line {one.line}" if one.line else one.file
-            lines.append(f"  {one.kind} × {one.count:,}; first in {place}: {one.detail}")
-        return "\n".join(lines) + "\n"
+_APART = "INSERT INTO apart VALUES(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET lines = lines + excluded.lines"
 
 
 def verify(rundir: RunDir) -> Report:
@@ -203,12 +159,16 @@ class _Dataset:
             if ledger.indexed_bytes(self._name, name):
                 self._found("missing_file", 0, "the ledger has read lines of it, and it is not there")
             return
-        end, number = 0, 0
+        end, number, groups = 0, 0, Groups[tuple[int, Place]]()
         for number, line in enumerate(iterate(path), start=1):
             end = line.end
             record = self._record(name, line, number)
             if record is not None:
                 check(record, number)
+            if name != REJECTED:
+                place = record and Place(slot_of_id(record["id"]), record["turn"], turns_of(record))
+                self._note_apart(groups.add((number, place), place))
+        self._note_apart(groups.end())
         self._report.lines[self._file] = number
         if (size := size_of(path)) > end:
             self._found("torn_tail", number + 1, f"{size - end:,} bytes at the end lack their newline")
@@ -294,10 +254,22 @@ class _Dataset:
             else:
                 self._found("response_without_sample", line, "neither sample nor rejection; running again derives it")
 
+    def _note_apart(self, groups: Iterable[Group[tuple[int, Place]]]) -> None:
+        """Remember lines of this file whose completion is not whole where they stand."""
+        for lines, order in groups:
+            if order is not Order.WHOLE:
+                number, place = lines[0]
+                slot = hash_of_text(place.completion)
+                self._index.execute(_APART, (self._file, slot, place.turns, number, len(lines)))
+
     def _check_turns(self) -> None:
         query = "SELECT min(line), count(*) n, max(turns) m FROM turn GROUP BY slot HAVING n <> m ORDER BY 1"
         for line, have, turns in self._index.execute(query):
             self._found("incomplete_turns", line, f"{have} of {turns} turns")
+        query = "SELECT file, line, turns FROM apart WHERE lines >= turns ORDER BY file, line"
+        for file, line, turns in self._index.execute(query):
+            detail = f"its {turns} turns do not stand together, in their order; the next run puts them right"
+            self._report.add("turns_apart", file, line, detail)
 
     def _compare(self, ledger: Ledger) -> None:
         """What the files hold, against what the ledger counts once it has read what is new to it."""

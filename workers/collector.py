@@ -21,7 +21,7 @@ from app.errors import StorageError
 from app.groups import end_of_groups, group_at
 from app.jsonl import Appender
 from app.ledger import Committed, Ledger, State
-from app.offline.torn import remove_torn
+from app.offline.torn import are_torn, mend
 from app.packing import decompress
 from app.records import RejectedRecord, ResponseRecord, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
@@ -74,25 +74,28 @@ class Collector:
         if not self._rundir.private.is_dir():  # opening the files would begin a second set of them at the old place
             raise StorageError(f"{self._rundir.out} was moved or removed; put it back")
         self._close_files()
+        self._ledger.catch_up(self._rundir)  # before anything is cut: what is cut now was never read
+        if are_torn(self._rundir, self._ledger):
+            log.warning("turns_mended: %s", mend(self._rundir))
         for dataset in self._rundir.datasets_on_disk():
             for name in (RAW, TOKENIZED, REJECTED):
                 if self._rundir.file(dataset, name).exists():
                     self._file(dataset, name)
-        self._ledger.catch_up(self._rundir)
-        self._remove_torn()
+        self._ledger.catch_up()
         for places in _in_chunks(list(self._ledger.underived()), _MOST_ENTRIES):
             batch = _Batch(self._filters)
             for dataset, offset in places:
-                batch.derive(group_at(self._rundir.file(dataset, RAW), offset), offset)
+                batch.derive(self._group_at(dataset, offset), offset)
             self._write_derived(batch)
         self._dirty = False
 
-    def _remove_torn(self) -> None:
-        """Remains of completions of which somebody took a turn away: they are made again, as a whole."""
-        datasets = self._rundir.datasets_on_disk()
-        while torn := {dataset: found for dataset in datasets if any(found := self._ledger.torn(dataset))}:
-            self._close_files()
-            log.warning("turns_missing: %d completions are made again", remove_torn(self._rundir, torn))
+    def _group_at(self, dataset: str, offset: int) -> list[ResponseRecord]:
+        """The raw lines of a completion. If they are not there, the next try reads the files anew."""
+        try:
+            return group_at(self._rundir.file(dataset, RAW), offset)
+        except StorageError:
+            self._ledger.read_anew([dataset])
+            raise
 
     def close(self) -> None:
         """Close files and ledger."""

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from app.tokenization import Renderer
 from producers.adopt.foreign import find_files, with_map
 from producers.adopt.proof import Terms
 from producers.adopt.story import THERE, TRUSTED, Claim, Outcome, Sink, take_in
+from producers.adopt.taken import Taker
 from producers.inputs import parse_inputs
 
 _NO_ENDPOINT = "http://127.0.0.1:9"  # settings name one; the next `run` gives its own
@@ -99,18 +101,21 @@ def _adopt(rundir: RunDir, settings: RunSettings, names: dict, wanted: Wanted) -
     run_file = prepare(settings).run_file
     renderer, recipe, vocab_size = _recipe(settings, run_file)
     claim = _claim(settings, names, wanted, run_file, renderer, recipe, vocab_size)
-    origin = {"adopted_from": str(wanted.directory.absolute())}
-    run_file = run_file.model_copy(update={"servers": run_file.servers | {fingerprint(origin): origin}})
-    write_run_file(rundir.run_json, run_file)  # before any line that names it
+    run_file = run_file.model_copy(update={"servers": run_file.servers | {claim.taker.server: _origin(wanted)}})
     with Ledger.open(rundir) as ledger:
         ledger.catch_up()
         filters = SampleFilters.from_json(run_file.filters)
-        sink = Sink(rundir, ledger, claim, filters, fingerprint(origin))
+        # A run that has nothing of them is not begun: its first server still decides how tools are written.
+        sink = Sink(rundir, ledger, filters, claim.taker.at, lambda: write_run_file(rundir.run_json, run_file))
         report = wanted.report or rundir.out / "adopt_report.jsonl"
         outcome = take_in(claim, renderer, ledger, report, sink)
-    if outcome.model and not run_file.server:  # from now on the run is that model's
+    if outcome.verdicts[TRUSTED] and outcome.model and not run_file.server:  # from now on the run is that model's
         write_run_file(rundir.run_json, run_file.model_copy(update={"server": {"model": outcome.model}}))
     return outcome
+
+
+def _origin(wanted: Wanted) -> dict[str, str]:
+    return {"adopted_from": str(wanted.directory.absolute())}
 
 
 def _recipe(settings: RunSettings, run_file: RunFile | None) -> tuple[Renderer, Recipe, int]:
@@ -128,7 +133,9 @@ def _claim(
     terms = Terms(recipe.sampling, renderer.model_vocab_size or padded(vocab_size), frozenset(stops))
     model = wanted.model or (run_file.server.get("model", "") if run_file else "")
     files = find_files(wanted.directory, datasets)
-    return Claim(files, names, datasets, settings, recipe.fingerprint, terms, model)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    taker = Taker(recipe.fingerprint, recipe.sampling["max_new_tokens"], fingerprint(_origin(wanted)), at)
+    return Claim(files, names, datasets, settings, terms, taker, model)
 
 
 @contextmanager

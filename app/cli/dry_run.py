@@ -13,12 +13,15 @@ from app.settings import RunSettings
 from app.tokenization import Renderer
 from producers.inputs import parse_inputs
 from producers.measure import SAMPLE_ROWS, Measured, measure
+from producers.trial import refuse_useless_template
 
 
 def dry_run(settings: RunSettings) -> int:
     """Rows, tokens and disk of each dataset, as a table. Raises UsageError as a run would."""
     check_cheaply(settings)
-    found = measure(parse_inputs(settings.inputs), settings, Renderer(render_options(settings, None)))
+    datasets, renderer = parse_inputs(settings.inputs), Renderer(render_options(settings, None))
+    refuse_useless_template(datasets, settings, renderer)
+    found = measure(datasets, settings, renderer)
     done = _done(settings)
     answer = expected_output_tokens(settings.max_new_tokens)
     plans = [_plan(one, settings, done.get(one.dataset, 0), answer) for one in found]

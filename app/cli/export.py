@@ -13,6 +13,7 @@ from app.ledger import Ledger
 from app.manifest import RunFile
 from app.offline.export import Lines, Split, folder_as_a_whole, samples_in_order, write_note
 from app.offline.switch import alone
+from app.offline.torn import mend_run
 from app.rundir import RunDir
 from app.settings import load_settings
 
@@ -26,6 +27,7 @@ def export_command(
     rundir, run_file = existing_run(out)
     to = (to or rundir.out / "export" / kind).absolute()
     with alone(rundir, "exporting its samples"), folder_as_a_whole(to) as folder:
+        mended = mend_run(rundir, run_file)
         if kind == "parquet":
             counts, left_out = _parquet(rundir, folder, split), 0
         else:
@@ -33,12 +35,15 @@ def export_command(
         said = {
             "format": kind, "run": run_file.run_id, "recipe": run_file.recipe_fingerprint, "filters": run_file.filters,
             "eval_fraction": split.eval_fraction, "seed": split.seed, **counts, "rows_gone": left_out,
+            "chats_left_out": mended.set_aside + mended.to_derive,
         }  # fmt: skip
         write_note(folder, said)
     if as_json:
         click.echo(json.dumps({"to": str(to), **said}, ensure_ascii=False))
     else:
         click.echo(f"{to}: {counts['train']:,} train, {counts['eval']:,} eval")
+    if str(mended):
+        click.echo(str(mended), err=True)
     if left_out:
         click.echo(f"{left_out:,} left out: the input no longer has their rows, so their messages are gone.", err=True)
     return OK

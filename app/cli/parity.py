@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -27,9 +25,8 @@ from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault
 from app.sglang.tool_dump import ToolForm, tool_form
 from app.tokenization import Renderer, RenderOptions
-from producers.catalog import read_row, shape_options
 from producers.inputs import Dataset
-from producers.readers import read_records
+from producers.trial import readable_rows
 
 _LOOK_ROWS = 200  #: of each file
 _ROWS_PER_SHAPE = 3
@@ -118,7 +115,7 @@ def _probes(settings: RunSettings, datasets: list[Dataset], renderer: Renderer) 
     seen: Counter[tuple] = Counter()
     for dataset in datasets:
         for path in dataset.paths:
-            for number, conversation in _readable(path, settings):
+            for number, conversation, _ in readable_rows(path, settings, _LOOK_ROWS):
                 shape = _shape_of(dataset.name, conversation)
                 if seen[shape] == _ROWS_PER_SHAPE or seen.total() == _MAX_ROWS or not _is_comparable(
                     conversation, renderer
@@ -130,14 +127,6 @@ def _probes(settings: RunSettings, datasets: list[Dataset], renderer: Renderer) 
                     continue
                 seen[shape] += 1
                 yield _Probe(f"row {number} of {path}", conversation, ids)
-
-
-def _readable(path: Path, settings: RunSettings) -> Iterator[tuple[int, Conversation]]:
-    rows = min(_LOOK_ROWS, settings.limit or _LOOK_ROWS)
-    for raw in islice(read_records(path, max_row_bytes=settings.max_row_bytes), rows):
-        _, result = read_row(raw, shape_options(settings))
-        if isinstance(result, Conversation):
-            yield raw.number, result
 
 
 def _shape_of(dataset: str, conversation: Conversation) -> tuple:

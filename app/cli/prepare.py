@@ -47,6 +47,7 @@ from app.store.scripts import call
 from app.tokenization import Renderer, RenderOptions
 from app.urls import endpoint_key, normalise
 from producers.inputs import Dataset, describe, parse_inputs, with_digest
+from producers.trial import refuse_useless_template
 
 log = logging.getLogger(__name__)
 _VOCABULARY_PADDING = 1024
@@ -92,6 +93,8 @@ def prepare(settings: RunSettings) -> Prepared:
     if before is not None:
         refuse_other_recipe(before, recipe, settings.out)
         refuse_foreign_lines(rundir, before)
+    else:
+        refuse_useless_template(datasets, settings, renderer)
     run_file = (before or _new_run(recipe)).model_copy(
         update={
             "tokenizer": settings.tokenizer,

@@ -1,7 +1,7 @@
 """`headrace tokenize` and `headrace retry`: changes of a run's files that need no server."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,20 @@ def tokenize_command(out: Path, given: dict[str, Any], tokenizer: str | None, as
     from app.manifest import read_run_file
     from app.offline.redo import redo
     from app.offline.switch import alone
+    from app.offline.torn import mend_run
 
     rundir, _ = existing_run(out)
     with alone(rundir, "deriving its samples again"):
         run_file = read_run_file(rundir.run_json)
+        mended = mend_run(rundir, run_file)
         before = SampleFilters.from_json(run_file.filters)
         filters = _with_thinking(replace(before, **given), rundir, tokenizer)
         done = redo(rundir, run_file, filters)
+    if str(mended):
+        click.echo(str(mended), err=True)
     if as_json:
-        said = {"out": str(rundir.out), "filters": filters.to_json(), "datasets": [one.to_json() for one in done]}
+        said = {"out": str(rundir.out), "filters": filters.to_json(), "datasets": [one.to_json() for one in done],
+                "chats": asdict(mended)}  # fmt: skip
         click.echo(json.dumps(said, ensure_ascii=False))
         return OK
     for change in before.differences(filters):
@@ -36,6 +41,7 @@ def tokenize_command(out: Path, given: dict[str, Any], tokenizer: str | None, as
     for one in done:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(one.rejected.items()))
         damaged = f"; {one.unreadable:,} damaged lines left out" if one.unreadable else ""
+        damaged += f", and {one.turns_apart:,} lines of the same chats with them" if one.turns_apart else ""
         click.echo(
             f"{one.dataset}: {one.responses:,} responses → {one.samples:,} samples, "
             f"{one.rejected.total():,} rejected{f' ({reasons})' if reasons else ''}{damaged}"

@@ -35,6 +35,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
+    from app.offline.torn import mend_if_free
     from app.store.embedded import end_leftover
     from producers.enqueue import is_complete
 
@@ -47,6 +48,8 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     with hold(rundir.lock, "running this directory") as held:
         end_leftover(rundir.redis)
         prepared = prepare(settings)
+        if mended := str(mend_if_free(rundir, prepared.run_file)):
+            say(mended)
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
         with View(line_seconds) as view:
@@ -84,6 +87,7 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     if settings.turns == "all" and not wait:
         raise UsageError("--turns all needs an enqueue that stays, to make each next turn's prompt; drop --no-wait.")
     from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests, record_servers
+    from app.offline.torn import mend_if_free
     from app.store.connection import check, connect, translated
 
     log_to(None)
@@ -91,6 +95,8 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     rundir = make_directory(settings.out)
     with hold(rundir.lock, "enqueueing this directory"):
         prepared = prepare(settings)
+        if mended := str(mend_if_free(rundir, prepared.run_file)):
+            say(mended)
         client = connect(settings.redis)
         with translated(settings.redis):
             check(client, settings.redis)

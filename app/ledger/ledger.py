@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Self
 
-from app.ledger.files import FILES, Chunk, LineFact, chunks, count_lines, mark_of, size_of
+from app.ledger.files import FILES, Chunk, LineFact, chunks, count_lines, mark_of, size_of, time_of
 from app.ledger.passes import Pass
 from app.ledger.schema import (
     HAS_RAW,
@@ -23,7 +23,7 @@ from app.ledger.schema import (
 )
 from app.ledger.store import UNKNOWN, Change, Store
 from app.ledger.tally import Slots, counts_of, facts
-from app.rundir import TOKENIZED, RunDir
+from app.rundir import RAW, TOKENIZED, RunDir
 
 _MISSING = """
 WITH RECURSIVE wanted(i) AS (
@@ -44,6 +44,7 @@ class Ledger(Store):
         super().__init__(path)
         self._rundir = rundir
         self._pass: Pass | None = None
+        self._begun: LineFact | None = None  #: of the dataset that is being read
 
     @classmethod
     def open(cls, rundir: RunDir, path: Path | None = None) -> Self:
@@ -196,11 +197,11 @@ class Ledger(Store):
         return iter(places)
 
     def torn(self, dataset: str) -> Torn:
-        """Completions of several turns of which the files have some and not all."""
-        query = "SELECT sample, row_id, idx FROM part WHERE dataset = ? GROUP BY 2, 3, 1 HAVING count(*) < max(turns)"
+        """Completions of several turns whose lines are not what was written; they count as if nothing was there."""
+        query = "SELECT row_id, idx FROM torn WHERE dataset = ? AND sample = ?"
         with self._transaction("DEFERRED"):
-            found = self._db.execute(query, (self._find_dataset(dataset),)).fetchall()
-        return Torn(*([(row, index) for kind, row, index in found if kind == sample] for sample in (0, 1)))
+            ds = self._find_dataset(dataset)
+            return Torn(*(self._db.execute(query, (ds, sample)).fetchall() for sample in (0, 1)))
 
     # --- reading the files ---
 
@@ -216,6 +217,7 @@ class Ledger(Store):
             self._forget_changed_files(dataset)
             # A raw line is written before its sample, so the end of the samples is taken first.
             stops = {name: size_of(self._rundir.file(dataset, name)) for name in reversed(FILES)}
+            self._begun = None
             for name in FILES:
                 while not self._index(dataset, name, stops[name]):
                     pass  # another process indexed a part meanwhile: go on behind it
@@ -227,14 +229,21 @@ class Ledger(Store):
                 self._forget_files(self._find_dataset(dataset))
 
     def _forget_changed_files(self, dataset: str) -> None:
+        """A file that has other bytes before the place read to, or was changed without growing, is another file."""
         with self._transaction():
             ds = self._find_dataset(dataset)
-            read = self._db.execute("SELECT name, offset, mark FROM file WHERE dataset = ?", (ds,)).fetchall()
-            if any(mark_of(self._rundir.file(dataset, name), offset) != mark for name, offset, mark in read):
-                self._forget_files(ds)
+            query = "SELECT name, offset, mark, time FROM file WHERE dataset = ?"
+            for name, offset, mark, before in self._db.execute(query, (ds,)).fetchall():
+                path = self._rundir.file(dataset, name)
+                now = time_of(path, offset)
+                if mark_of(path, offset) != mark or (before and now and now != before):
+                    self._forget_files(ds)
+                    return
+                if now != before:  # it grew, perhaps by what will be cut
+                    self._db.execute("UPDATE file SET time = ? WHERE dataset = ? AND name = ?", (now, ds, name))
 
     def _forget_files(self, ds: int) -> None:
-        for table in ("completion", "part", "file", "tally"):
+        for table in ("completion", "torn", "file", "tally"):
             self._db.execute(f"DELETE FROM {table} WHERE dataset = ?", (ds,))
 
     def _index(self, dataset: str, name: str, stop: int) -> bool:
@@ -263,40 +272,32 @@ class Ledger(Store):
 
     def _take(self, ds: int, dataset: str, name: str, chunk: Chunk) -> None:
         """Record what a chunk of lines says, and that it was read."""
-        in_groups = self._db.execute("SELECT 1 FROM part WHERE dataset = ? LIMIT 1", (ds,)).fetchone() is not None
-        changes = []
-        for fact in chunk.facts:
-            if fact.turns > 1 or (in_groups and name == TOKENIZED):
-                in_groups = True
-                fact = self._group(ds, fact)
-            if fact is not None:
-                changes.append((fact.row_id, fact.completion_index, fact.slot))
-        self._apply(ds, changes)
-        self._set_file(ds, dataset, name, chunk.end, len(chunk.facts), chunk.unreadable)
+        if name == RAW:
+            self._begun = chunk.begun
+        torn = [(ds, one.row_id, one.completion_index, int(name == TOKENIZED)) for one in chunk.torn]
+        torn += [(ds, one.row_id, one.completion_index, 0) for one in chunk.facts if self._lost_its_end(name, one)]
+        self._db.executemany("INSERT OR IGNORE INTO torn VALUES(?, ?, ?, ?)", torn)
+        whole = chunk.facts
+        if self._db.execute("SELECT 1 FROM torn WHERE dataset = ? LIMIT 1", (ds,)).fetchone() is not None:
+            whole = [one for one in whole if not self._is_torn(ds, one)]
+        self._apply(ds, [(one.row_id, one.completion_index, one.slot) for one in whole])
+        self._set_file(ds, dataset, name, chunk.end, chunk.lines, chunk.unreadable)
 
-    def _group(self, ds: int, fact: LineFact) -> LineFact | None:
-        """A completion of several turns, if this line makes it whole."""
-        slot = (ds, fact.row_id, fact.completion_index)
-        sample, turns = int(fact.slot.state is State.TOKENIZED), fact.turns
-        if sample:
-            (turns,) = self._db.execute(
-                "SELECT max(turns) FROM part WHERE dataset = ? AND row_id = ? AND idx = ? AND sample = 0", slot
-            ).fetchone()
-            if turns is None:
-                return fact  # one turn
-        line = (*slot, sample, fact.turn, turns, fact.slot.raw_offset)
-        self._db.execute("INSERT OR IGNORE INTO part VALUES(?, ?, ?, ?, ?, ?, ?)", line)
-        have, first = self._db.execute(
-            "SELECT count(*), min(raw_offset) FROM part WHERE dataset = ? AND row_id = ? AND idx = ? AND sample = ?",
-            (*slot, sample),
-        ).fetchone()
-        return fact._replace(slot=fact.slot._replace(raw_offset=first)) if have == turns else None
+    def _lost_its_end(self, name: str, fact: LineFact) -> bool:
+        """Raw lines are written first: where samples are whole and raw lines are not, somebody took some away."""
+        return name == TOKENIZED and self._begun is not None and fact[:2] == self._begun[:2]
+
+    def _is_torn(self, ds: int, fact: LineFact) -> bool:
+        query = "SELECT 1 FROM torn WHERE dataset = ? AND row_id = ? AND idx = ? AND sample = 0"
+        return self._db.execute(query, (ds, fact.row_id, fact.completion_index)).fetchone() is not None
 
     def _set_file(self, ds: int, dataset: str, name: str, end: int, lines: int, unreadable: int) -> None:
+        path = self._rundir.file(dataset, name)
         self._db.execute(
-            "INSERT INTO file VALUES(?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET offset = excluded.offset,"
-            " lines = lines + excluded.lines, unreadable = unreadable + excluded.unreadable, mark = excluded.mark",
-            (ds, name, end, lines, unreadable, mark_of(self._rundir.file(dataset, name), end)),
+            "INSERT INTO file VALUES(?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET offset = excluded.offset,"
+            " lines = lines + excluded.lines, unreadable = unreadable + excluded.unreadable, mark = excluded.mark,"
+            " time = excluded.time",
+            (ds, name, end, lines, unreadable, mark_of(path, end), time_of(path, end)),
         )
 
     # --- counting ---

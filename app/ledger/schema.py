@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-VERSION = 1
+VERSION = 2
 PAGE_BYTES = 4096
 VERDICT = -1  #: the completion index of a verdict on a whole row
 
@@ -28,21 +28,21 @@ CREATE TABLE completion(               -- what the files say of a completion, or
     state INTEGER NOT NULL, reason TEXT NOT NULL,
     raw_offset INTEGER NOT NULL,       -- byte of its (first) raw line; -1: none, or not read yet
     PRIMARY KEY(dataset, row_id, idx)) WITHOUT ROWID;
-CREATE TABLE part(                     -- lines of completions of several turns, until all their turns are there
-    dataset INTEGER NOT NULL, row_id BLOB NOT NULL, idx INTEGER NOT NULL,
-    sample INTEGER NOT NULL, turn INTEGER NOT NULL, turns INTEGER NOT NULL, raw_offset INTEGER NOT NULL,
-    PRIMARY KEY(dataset, row_id, idx, sample, turn)) WITHOUT ROWID;
+CREATE TABLE torn(                     -- completions of several turns with lines in a file that are no whole group
+    dataset INTEGER NOT NULL, row_id BLOB NOT NULL, idx INTEGER NOT NULL, sample INTEGER NOT NULL,
+    PRIMARY KEY(dataset, row_id, idx, sample)) WITHOUT ROWID;
 CREATE TABLE file(                     -- how far each file has been read into this ledger
     dataset INTEGER NOT NULL, name TEXT NOT NULL,
     offset INTEGER NOT NULL, lines INTEGER NOT NULL, unreadable INTEGER NOT NULL,
     mark BLOB NOT NULL,                -- hash of the bytes before `offset`: another file has another
+    time INTEGER NOT NULL,             -- when it was changed last, if it ended at `offset` then; else 0
     PRIMARY KEY(dataset, name)) WITHOUT ROWID;
 CREATE TABLE tally(                    -- how many completions are what; changed with them, so that nobody scans
     dataset INTEGER NOT NULL, present INTEGER NOT NULL, idx INTEGER NOT NULL,
     state INTEGER NOT NULL, reason TEXT NOT NULL, n INTEGER NOT NULL,
     PRIMARY KEY(dataset, present, idx, state, reason)) WITHOUT ROWID;
 """
-TABLES = {"meta", "dataset", "row", "completion", "part", "file", "tally"}
+TABLES = {"meta", "dataset", "row", "completion", "torn", "file", "tally"}
 
 # Equal rows seen in this pass: they belong to the pass's own process, so they need not be on the disk.
 PASS_SCHEMA = """
@@ -104,7 +104,8 @@ class Missing(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """(packed row id, completion index) of completions of several turns that lack a raw line, or a sample."""
+    """(packed row id, completion index) of completions of several turns whose raw lines, or samples, are not all there
+    one after the other."""
 
     responses: list[tuple[bytes, int]]
     samples: list[tuple[bytes, int]]

@@ -26,6 +26,7 @@ from app.samples import SampleFilters, is_unclosed
 from app.tokenization import Renderer
 
 _PERCENTS = (1, 10, 50, 90, 99)
+OTHER_TURN = "other_turn_rejected"  #: no reason of rejected.jsonl: a good answer of a row that was rejected for another
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class _Reading:
         reasons = _reasons(rundir, dataset, one)
         for _, fields in responses(rundir, dataset):
             record = ResponseRecord(**fields)
-            self._lengths(one, record, reasons.get(slot_of_id(record.id), ""))
+            self._lengths(one, record, _lost_by(record, reasons))
             self._turns(one, record)
             self._repetition(one, record)
             one.thinking[self._thinking(record)] += 1
@@ -167,6 +168,8 @@ class _Reading:
     def _turns(self, one: DatasetAudit, record: ResponseRecord) -> None:
         """What the producer noted of a row of several turns (see `producers.turns`)."""
         notes = orjson.loads(record.meta_info).get("chat")
+        if notes is None and self.run_file.recipe.rendering.get("turns") == "all" and record.turns == 1:
+            notes = {"ended": "complete"}  # it asked for one answer, so nobody had to make another prompt
         if notes is None:
             return
         one.histories.update([notes["history"]] if "history" in notes else [])
@@ -195,8 +198,14 @@ class _Reading:
         one.decoding["same_text"] += record.text.rstrip("\ufffd") in {*plain, text.rstrip("\ufffd")}
 
 
-def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, str]:
-    """Completion → reason of what was rejected after generation, all its turns with it; counts the others."""
+def _lost_by(record: ResponseRecord, reasons: dict[str, tuple[str, str]]) -> str:
+    """Why a turn has no sample: a reason of its own, or another turn's; "" if it has one."""
+    rejected, reason = reasons.get(slot_of_id(record.id), ("", ""))
+    return reason if rejected in ("", record.id) else OTHER_TURN
+
+
+def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, tuple[str, str]]:
+    """Completion → (id, reason) of what was rejected after generation; counts the others."""
     found = {}
     for line in iterate(rundir.file(dataset, REJECTED)):
         try:
@@ -204,7 +213,7 @@ def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, str]:
         except ValueError:
             continue
         if record["stage"] == Stage.SAMPLE:
-            found[slot_of_id(record["id"])] = record["reason"]
+            found[slot_of_id(record["id"])] = record["id"], record["reason"]
         else:
             one.unmeasured[record["reason"]] += 1
     return found

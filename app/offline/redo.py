@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.groups import end_of_groups, groups_of
+from app.groups import Order, end_of_groups, grouped, place_of
 from app.jsonl import Appender, Line, iterate, parse
 from app.manifest import RunFile
 from app.offline.switch import Switch
@@ -34,12 +34,14 @@ class Redone:
     samples: int = 0
     rejected: Counter[str] = field(default_factory=Counter)  #: after generation, by reason
     unreadable: int = 0  #: damaged raw lines, left where they are
+    turns_apart: int = 0  #: raw lines of chats that lack a line beside them (it is damaged), left where they are
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
         return {
             "dataset": self.dataset, "responses": self.responses, "samples": self.samples,
             "rejected_by_reason": dict(sorted(self.rejected.items())), "unreadable": self.unreadable,
+            "turns_apart": self.turns_apart,
         }  # fmt: skip
 
 
@@ -75,7 +77,10 @@ def _redo(rundir: RunDir, dataset: str, filters: SampleFilters, now: str, switch
         for line in iterate(rundir.file(dataset, REJECTED)):
             if _DERIVED not in line.raw:
                 rejected.write(line.raw + b"\n")
-        for turns in groups_of(_records(rundir, dataset, done)):
+        for turns, order in grouped(_records(rundir, dataset, done), place_of):
+            if order is not Order.WHOLE:
+                done.turns_apart += len(turns)
+                continue
             for derived in samples_of(turns, filters, now):
                 if isinstance(derived, Sample):
                     done.samples += 1
@@ -86,12 +91,13 @@ def _redo(rundir: RunDir, dataset: str, filters: SampleFilters, now: str, switch
     return done
 
 
-def _records(rundir: RunDir, dataset: str, done: Redone) -> Iterator[ResponseRecord]:
+def _records(rundir: RunDir, dataset: str, done: Redone) -> Iterator[ResponseRecord | None]:
     for line in iterate(rundir.file(dataset, RAW)):
         try:
             record = ResponseRecord(**parse(line.raw))
         except (ValueError, TypeError):  # `verify` names it
             done.unreadable += 1
+            yield None
         else:
             done.responses += 1
             yield record

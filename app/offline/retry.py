@@ -44,8 +44,8 @@ def retry(rundir: RunDir, run_file: RunFile, wanted: Retry) -> dict[str, int]:
     counts: dict[str, int] = {}
     with Switch(rundir) as switch:
         with switch.stage(rundir.out / RETRIED) as said, switch.stage(rundir.put_aside) as aside:
-            _copy(rundir.out / RETRIED, said)
-            _copy(rundir.put_aside, aside)
+            copy(rundir.out / RETRIED, said)
+            copy(rundir.put_aside, aside)
             for dataset in rundir.datasets_on_disk():
                 counts[dataset] = _retry(rundir, dataset, wanted, at, said, aside, switch)
         total = sum(counts.values())
@@ -91,7 +91,7 @@ def move(rundir: RunDir, dataset: str, chosen: HashSet, switch: Switch, aside: S
     """
     with ExitStack() as stack:
         superseded = stack.enter_context(switch.stage(rundir.file(dataset, SUPERSEDED), dataset))
-        _copy(rundir.file(dataset, SUPERSEDED), superseded)
+        copy(rundir.file(dataset, SUPERSEDED), superseded)
         for name in (RAW, TOKENIZED, REJECTED):
             kept = stack.enter_context(switch.stage(rundir.file(dataset, name), dataset))
             for line in iterate(rundir.file(dataset, name)):
@@ -120,6 +120,7 @@ def _note(dataset: str, fact: LineFact, wanted: Retry, at: str) -> bytes:
     return orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _copy(path: Path, to: Staged) -> None:
+def copy(path: Path, to: Staged) -> None:
+    """The whole lines of a file as they are."""
     for line in iterate(path):
         to.write(line.raw + b"\n")

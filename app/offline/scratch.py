@@ -51,6 +51,10 @@ class HashSet(Scratch):
         """Whether it is new."""
         return self.run("INSERT OR IGNORE INTO item(hash) VALUES(?)", (hash_of(value),)) == 1
 
+    def remove(self, hashes: Iterable[bytes]) -> None:
+        """Take some away, by what stands for them (`hash_of`)."""
+        self.run_all("DELETE FROM item WHERE hash = ?", ((one,) for one in hashes))
+
     def __contains__(self, value: bytes | str) -> bool:
         return self.one("SELECT 1 FROM item WHERE hash = ?", (hash_of(value),)) is not None
 

@@ -77,6 +77,22 @@ def sampling_body(options: Mapping[str, Any], *, vocab_size: int | None = None) 
     return body
 
 
+def disagreement(body: JSONObject, said: Mapping[str, Any]) -> str | None:
+    """How parameters that somebody names for an answer differ from these; None: as far as they go, they are the same.
+
+    Names that are none of SGLang's say nothing, nor does `n` (how many were asked at once), nor a seed where we have
+    none. max_new_tokens is not compared.
+    """
+    known = (*body, *(name for name in _OPTIONAL if name != "sampling_seed"))
+    given = {name: said[name] for name in known if said.get(name) is not None and name not in ("n", "max_new_tokens")}
+    try:
+        theirs = sampling_body({**body, **given})
+    except UsageError as exc:
+        return str(exc)
+    differs = next((name for name in theirs if theirs[name] != body.get(name)), None)
+    return f"{differs} {theirs[differs]}; this run has {body.get(differs)}" if differs else None
+
+
 def _check_numbers(body: JSONObject) -> None:
     for name, (low, high, closed) in _RANGES.items():
         body[name] = _real(name, body[name], low, high, closed)

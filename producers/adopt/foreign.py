@@ -15,6 +15,8 @@ from producers.inputs import Dataset, default_name
 from producers.shapes import OWN_IDS
 from producers.shapes.fields import at_path
 
+#: sampling parameters that lines say by themselves, outside `sampling_params`
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 #: our field → where scripts put it, as dotted paths; the first that is there counts
 NAMES: dict[str, tuple[str, ...]] = {
     "prompt_token_ids": ("prompt_token_ids", "prompt_ids", "input_token_ids"),
@@ -27,7 +29,11 @@ NAMES: dict[str, tuple[str, ...]] = {
                           "usage.completion_tokens"),
     "max_new_tokens": ("max_new_tokens", "sampling_params.max_new_tokens", "max_tokens"),
     "sampling": ("sampling_params", "sampling"),
+    **{name: (name,) for name in SAMPLING},
     "dataset": ("dataset",),
+    "turn": ("turn",),
+    "turns": ("turns",),
+    "recipe": ("recipe",),
     "row_id": ("row_id",),
     "source_id": ("source_id", *OWN_IDS),
     "completion_index": ("completion_index", "sample_index"),
@@ -123,10 +129,18 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 
 def _named(value: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    found = {ours: [one for path in theirs if _is_said(one := at_path(value, path))] for ours, theirs in names.items()}
-    found["finish_reason"] = [one for one in found["finish_reason"] if not isinstance(one, dict)]
+    found = {
+        ours: [one for path in theirs if _is_said(one := at_path(value, path)) and not _holds_others(ours, path, one)]
+        for ours, theirs in names.items()
+    }
     said = {ours: values[0] for ours, values in found.items() if values}
     return said, {name: found[name] for name in _STATED}
+
+
+def _holds_others(ours: str, path: str, value: Any) -> bool:
+    """An object or a list where scripts put a plain value is no such value: it holds other fields (`response.text`)."""
+    wants_one = NAMES[ours] != (ours,) and ours not in ("prompt_token_ids", "output_ids", "sampling", "meta_info")
+    return wants_one and (path != ours or ours == "finish_reason") and isinstance(value, dict | list)
 
 
 def _is_said(value: Any) -> bool:

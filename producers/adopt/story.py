@@ -5,26 +5,25 @@ the next. Cut short, it is done again: what the run has already is not taken twi
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from app.identity import task_key
 from app.jsonl import Appender
 from app.ledger import Committed, Ledger, State
-from app.records import ResponseRecord, Sample, completion_id, line_of
+from app.records import ResponseRecord, Sample, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.samples import SampleFilters, sample_of
 from app.settings import RunSettings
 from app.tokenization import Renderer
-from producers.adopt.foreign import ForeignFile, ForeignLine, count_by_hand, lines_of
+from producers.adopt.foreign import ForeignFile, count_by_hand, lines_of
 from producers.adopt.index import Index
 from producers.adopt.proof import Doubt, Proof, Terms, Verdict
+from producers.adopt.taken import Taker
 from producers.catalog import rows_of
 from producers.inputs import Dataset
 
@@ -40,8 +39,8 @@ class Claim:
     names: Mapping[str, tuple[str, ...]]
     datasets: list[Dataset]
     settings: RunSettings
-    recipe: str  #: fingerprint
     terms: Terms
+    taker: Taker
     model: str
 
 
@@ -83,15 +82,16 @@ def take_in(claim: Claim, renderer: Renderer, ledger: Ledger, report: Path | Non
             index.add(row, renderer)
         index.finish()
         said = stack.enter_context(report.open("wb")) if report else None
-        proof = Proof(index, renderer, claim.terms, [one.name for one in claim.datasets], claim.model)
-        for file, number, line, verdict in _verdicts(claim, proof):
+        names = [one.name for one in claim.datasets]
+        proof = Proof(index, renderer, claim.terms, claim.taker, names, claim.model, claim.settings.samples)
+        for file, number, verdict in _verdicts(claim, proof):
             word = _word(verdict, index)
             outcome.verdicts[word] += 1
             file.verdicts[word] = file.verdicts.get(word, 0) + 1
             if said is not None:
                 said.write(_reported(file, number, verdict, word))
             if sink is not None and word == TRUSTED:
-                sink.add(line, verdict)
+                sink.add(verdict.record)
         if sink is not None:
             sink.flush()
         outcome.rows, outcome.wanted, outcome.there = index.counts().values()
@@ -99,14 +99,14 @@ def take_in(claim: Claim, renderer: Renderer, ledger: Ledger, report: Path | Non
     return outcome
 
 
-def _verdicts(claim: Claim, proof: Proof) -> Iterator[tuple[ForeignFile, int, ForeignLine | None, Verdict]]:
+def _verdicts(claim: Claim, proof: Proof) -> Iterator[tuple[ForeignFile, int, Verdict]]:
     for file in claim.files:
         count_by_hand(file)
         for line in lines_of(file, claim.names) if file.is_read else ():
             if isinstance(line, int):
-                yield file, line, None, Verdict(None, Doubt.NOT_JSON, "no whole JSON object")
+                yield file, line, Verdict(None, Doubt.NOT_JSON, "no whole JSON object")
             else:
-                yield file, line.number, line, proof.of(line)
+                yield file, line.number, proof.of(line)
 
 
 def _word(verdict: Verdict, index: Index) -> str:
@@ -126,23 +126,26 @@ def _reported(file: ForeignFile, number: int, verdict: Verdict, word: str) -> by
 
 
 class Sink:
-    """Trusted lines on their way into the run's files. server: under which run.json has their origin."""
+    """Trusted lines on their way into the run's files. before_first: called before anything of them is written."""
 
-    def __init__(self, rundir: RunDir, ledger: Ledger, claim: Claim, filters: SampleFilters, server: str):
-        self._rundir, self._ledger, self._filters = rundir, ledger, filters
-        self._recipe, self._max_new_tokens = claim.recipe, claim.terms.sampling["max_new_tokens"]
-        self._server = server
-        self._at = datetime.now(UTC).isoformat(timespec="seconds")
+    def __init__(
+        self, rundir: RunDir, ledger: Ledger, filters: SampleFilters, at: str, before_first: Callable[[], None]
+    ):
+        self._rundir, self._ledger, self._filters, self._at = rundir, ledger, filters, at
+        self._before_first: Callable[[], None] | None = before_first
         self._waiting: list[ResponseRecord] = []
 
-    def add(self, line: ForeignLine, verdict: Verdict) -> None:
+    def add(self, record: ResponseRecord) -> None:
         """Take a trusted line."""
-        self._waiting.append(self._record(line, verdict))
+        self._waiting.append(record)
         if len(self._waiting) >= _BATCH:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits: raw lines, then what is derived from them, then the ledger."""
+        if self._waiting and self._before_first is not None:
+            self._before_first()
+            self._before_first = None
         by_dataset: dict[str, list[ResponseRecord]] = {}
         for record in self._waiting:
             by_dataset.setdefault(record.dataset, []).append(record)
@@ -167,37 +170,3 @@ class Sink:
             offsets = file.append([line_of(record) for record in records])
             file.sync()
         return offsets
-
-    def _record(self, line: ForeignLine, verdict: Verdict) -> ResponseRecord:
-        said, row = line.said, verdict.row
-        place = (row.dataset, row.row_id, 0, verdict.index)
-        matched = said.get("matched")
-        if said["finish_reason"] == "stop" and matched is None:
-            matched = said["output_ids"][-1]
-        return ResponseRecord(
-            key=task_key(self._recipe, *place), id=completion_id(*place), primary_id=f"{row.dataset}:{row.row_id}",
-            dataset=row.dataset, row_id=row.row_id, source_id=row.source_id, row_number=row.number, turn=0, turns=1,
-            completion_index=verdict.index, prompt_token_ids=said["prompt_token_ids"], output_ids=said["output_ids"],
-            text=_text(said.get("text")), finish_reason=said["finish_reason"], matched=_text(matched),
-            num_prompt_tokens=len(said["prompt_token_ids"]), num_output_tokens=len(said["output_ids"]),
-            max_new_tokens=_whole(said.get("max_new_tokens"), self._max_new_tokens), recipe=self._recipe,
-            model=_text(said.get("model")), endpoint=_text(said.get("endpoint")), server=self._server, attempt=1,
-            stages=1, started_at=_text(said.get("started_at")) or self._at,
-            latency_seconds=_number(said.get("latency_seconds")), meta_info=self._meta_info(line),
-        )  # fmt: skip
-
-    def _meta_info(self, line: ForeignLine) -> str:
-        origin = {"file": str(line.file.path), "line": line.number, "at": self._at}
-        return orjson.dumps({"adopted": origin, "meta_info": line.said.get("meta_info", {})}).decode()
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else orjson.dumps(value).decode()
-
-
-def _whole(value: Any, default: int) -> int:
-    return value if type(value) is int and value > 0 else default
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

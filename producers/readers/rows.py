@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from app.jsonl import why_no_json
 from app.reasons import Reason, Rejected
 
 BOM = b"\xef\xbb\xbf"
@@ -130,7 +131,7 @@ def _why_unreadable(raw: bytes, error: orjson.JSONDecodeError) -> tuple[Reason, 
         return Reason.UNREADABLE, f"byte {exc.start + 1} is not UTF-8"
     if _holds_lone_surrogate(text):
         return Reason.INVALID_UNICODE, "holds half a surrogate pair, which is no text"
-    return Reason.UNREADABLE, f"not valid JSON: {error.msg} (column {error.pos + 1})"
+    return Reason.UNREADABLE, why_no_json(error)
 
 
 def _holds_lone_surrogate(text: str) -> bool:

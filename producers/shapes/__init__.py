@@ -23,8 +23,9 @@ turn of its own, to be answered in order, and so are tool results (see `app.chat
 the calls that tool results answer: they say which call each result belongs to.
 
 Roles. human, gpt, function_call, observation and function become user, assistant, assistant, tool and tool. Any other
-role (`developer`, or one we never heard of) is kept: the chat template knows, and refuses what it doesn't know. Answers
-at the end are dropped, to be made again; with prefill, a last answer that is text is kept, to be continued.
+role is kept: `developer` is for the chat template to take or refuse; one that is neither OpenAI's nor named in the
+template rejects the row when it is rendered. Answers at the end are dropped, to be made again; with prefill, a last
+answer that is text is kept, to be continued.
 """
 
 from dataclasses import dataclass

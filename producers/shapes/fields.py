@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from app.jsonl import why_no_json
 from app.reasons import Reason, Rejected
 
 if TYPE_CHECKING:
@@ -91,11 +92,16 @@ def _chat(value: Any, name: str) -> list[Any]:
     if isinstance(value, str):
         return [_user(value)]
     if isinstance(value, list):
-        return [message for entry in value for message in ([entry] if isinstance(entry, dict) else _chat(entry, name))]
-    raise Rejected(Reason.UNKNOWN_SHAPE, f"{name} is {_kind(value)}, not a text or a list of messages")
+        return [
+            message
+            for index, entry in enumerate(value)
+            for message in ([entry] if isinstance(entry, dict) else _chat(entry, f"{name}[{index}]"))
+        ]
+    raise Rejected(Reason.UNKNOWN_SHAPE, f"{name} is {kind_of(value)}, not a text or a list of messages")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, for the middle of a sentence."""
     kinds = {dict: "an object", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
@@ -106,7 +112,7 @@ def _parsed(value: Any) -> Any:
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError as exc:
-            raise Rejected(Reason.UNREADABLE, f"its chat is a string that is not valid JSON: {exc.msg}") from exc
+            raise Rejected(Reason.UNREADABLE, f"its chat is a string, and that is {why_no_json(exc)}") from exc
     return value
 
 
@@ -125,7 +131,7 @@ def _of_instruction(row: dict[str, Any], name: str) -> list[Any]:
     texts = [row[name]] if _is_nothing(below) else [row[name], below]
     for text in texts:
         if not isinstance(text, str):
-            raise Rejected(Reason.UNKNOWN_SHAPE, f"{name} and its input are texts; one here is {_kind(text)}")
+            raise Rejected(Reason.UNKNOWN_SHAPE, f"{name} and its input are texts; one here is {kind_of(text)}")
     return [*_history(row.get("history")), _user("\n\n".join(texts))]
 
 

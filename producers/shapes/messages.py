@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from app.reasons import Reason, Rejected
+from producers.shapes.fields import kind_of
 from producers.shapes.tools import tool_calls_of
 
 _ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool", "function": "tool"}
@@ -90,6 +91,8 @@ def _part(part: Any, place: str) -> tuple[str, Any]:
         value = next((part[field] for field in ("text", "value", kind) if field in part), None)
         if isinstance(value, str):
             return ("text" if kind in _TEXT_PARTS else "reasoning"), value
+        detail = f"{place} has a part of type {kind!r} whose text is {kind_of(value)}; only text can be sent"
+        raise Rejected(Reason.UNSUPPORTED_CONTENT, detail)
     what = f"a part of type {kind!r}" if isinstance(kind, str) else "a part without a type"
     raise Rejected(Reason.UNSUPPORTED_CONTENT, f"{place} has {what}; only text can be sent")
 

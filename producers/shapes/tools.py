@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from app.jsonl import why_no_json
 from app.reasons import Reason, Rejected
 from producers.shapes.fields import at_path
 
@@ -69,5 +70,4 @@ def _parsed(value: Any, place: str) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError as exc:
-        detail = f"{place}: not valid JSON: {exc.msg} (column {exc.pos + 1})"
-        raise Rejected(Reason.BAD_TOOL_CALL, detail) from exc
+        raise Rejected(Reason.BAD_TOOL_CALL, f"{place}: {why_no_json(exc)}") from exc

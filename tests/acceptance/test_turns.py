@@ -47,6 +47,12 @@ def assert_groups_are_whole(found: list[dict]) -> None:
         assert len({(one["primary_id"], one["completion_index"]) for one in group}) == 1
 
 
+def edit_by_hand(path) -> None:
+    """Of a finished run: two turns of one row exchanged, so that no size changes, and a turn of another taken away."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[1], lines[0], *lines[2:7], *lines[8:]]))
+
+
 class Watch:
     """What an endpoint was asked and has answered, looked at again and again."""
 
@@ -87,7 +93,8 @@ def kill(victim: str, started, watch: Watch) -> set[str]:
 @pytest.mark.timeout(100 + 25 * KILLS)
 def test_a_run_of_three_turns_is_whole_whatever_is_killed(tmp_path):
     """SIGKILL of every part of the run in turn: every row has its three lines, no id stands twice, and no turn is made
-    twice but those that were at an endpoint when it or their worker died."""
+    twice but those that were at an endpoint when it or their worker died. What is edited by hand is mended by the same
+    command."""
     rows, chance = 4 * KILLS + 12, random.Random(5)
     data, out = tmp_path / "chats.jsonl", tmp_path / "out"
     write_rows(data, [[user(f"{n}, please"), OLD, user("More."), OLD, user("And then?")] for n in range(rows)])
@@ -105,6 +112,11 @@ def test_a_run_of_three_turns_is_whole_whatever_is_killed(tmp_path):
                 excused |= kill(victim, started, watch)
             assert started.wait(60 + 10 * KILLS) == 0, started.text()
         completed = {name: one["completed"] for name, one in endpoint.stats()["prompts"].items()}
+        edit_by_hand(out / "chats" / "raw_responses.jsonl")
+        again = headrace("run", "--out", out, *words)
+        assert again.returncode == 0, again.stderr
+        assert "1 chats had their turns in another order" in again.stderr
+        assert "1 chats lack a turn that was there" in again.stderr
     found = records(out)
     assert len(found) == len({one["id"] for one in found}) == 3 * rows
     assert {one["turns"] for one in found} == {3}

@@ -3,7 +3,7 @@
 import pytest
 
 from app.cli.prepare import prepare
-from app.errors import RecipeChanged
+from app.errors import RecipeChanged, UsageError
 from app.manifest import read_run_file, write_run_file
 from app.reasons import Reason, Rejected
 from app.records import Conversation
@@ -119,3 +119,52 @@ def test_a_chat_template_from_a_file_and_its_kwargs_are_part_of_the_recipe(tmp_p
     assert len({recipe.fingerprint for recipe in (one, other, kwargs)}) == 3
     assert one.rendering["date"]
     assert other.rendering["date"] is None  # it prints none
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('no such mode') }}", "None of the 2 rows tried gets a prompt, row 1 of .*no such mode"),
+        ("{{ '' }}", "None of the 2 rows tried gets a prompt, row 1 of .*made nothing of it"),
+        ("You are asked.", "makes the same prompt of row 1 of .*rows.jsonl whatever it asks"),
+    ],
+)  # fmt: skip
+def test_a_template_that_suits_no_row_stops_the_run_before_anything_is_sent(tmp_path, template, says):
+    """All rows would be rejected, or all prompts be one: told at the start, also with --skip-parity."""
+    (tmp_path / "t.jinja").write_text(template)
+    given = settings(tmp_path, chat_template=tmp_path / "t.jinja", skip_parity=True)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n{"prompt": "hello"}\n')
+    with pytest.raises(UsageError, match=says):
+        prepare(given)
+
+
+def test_a_template_that_suits_some_row_is_the_rows_affair(tmp_path):
+    """The others are rejected, each with the template's own words."""
+    (tmp_path / "t.jinja").write_text("{% if messages[0].content == 'hi' %}{{ raise_exception('no') }}{% endif %}"
+                                      "{{ messages[0].content }}")  # fmt: skip
+    given = settings(tmp_path, chat_template=tmp_path / "t.jinja")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n{"prompt": "hello"}\n')
+    assert prepare(given).run_file.run_id
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [({name: "x"}, f"'{name}' is not the user's") for name in ("chat_template", "messages", "tools", "tokenize")]
+    + [({"thinking": "false"}, r"""write '{"thinking": false}'"""),
+       ({"enable_thinking": "true"}, r"""write '{"enable_thinking": true}'"""), ({"thinking": 0}, "not 0")],
+)  # fmt: skip
+def test_template_kwargs_that_would_do_something_else_are_refused(kwargs, says):
+    """They would replace the chat; and the text "false" is true to a template."""
+    with pytest.raises(UsageError, match=says):
+        renderer_of(TOKENIZERS / "bos", template_kwargs=kwargs)
+
+
+def test_a_role_that_the_template_does_not_name_rejects_the_row(demo_tokenizer, tmp_path):
+    """The demo template would write it as a system turn. One that names it gets it; `developer` is left to each."""
+    chat = Conversation([{"role": "narrator", "content": "Once."}, USER])
+    with pytest.raises(Rejected, match=r"names no role 'narrator' \(message 1 of the prompt"):
+        renderer_of(demo_tokenizer).render(chat)
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{% if m.role == 'narrator' %}*{% endif %}{{ m.content }}"
+                                      "{% endfor %}")  # fmt: skip
+    assert renderer_of(demo_tokenizer, chat_template=str(tmp_path / "t.jinja")).text(chat) == "*Once.hi"
+    assert renderer_of(demo_tokenizer).render(Conversation([{"role": "developer", "content": "Be brief."}, USER]))

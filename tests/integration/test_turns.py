@@ -1,19 +1,24 @@
 """Chats between two turns on a real Redis, and their lines in real files."""
 
 import contextlib
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
 from app.celery_app import make_app
 from app.chats import opening, start_of
+from app.cli.main import cli
+from app.errors import StorageError
 from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import Limits, Recipe, RunFile
 from app.offline.audit import audit
+from app.offline.torn import mend
 from app.packing import compress, pack_task, unpack_task
 from app.records import Conversation, ResponseRecord, Task, completion_id, line_of
 from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
@@ -29,7 +34,7 @@ from producers.conveyor import Conveyor, Stopped
 from producers.rendering import parcel_of
 from producers.turns import Turns, next_of
 from tests.belt import manifest, until
-from tests.run_on_disk import a_row, response
+from tests.run_on_disk import RECIPE, a_row, response
 from workers.collector import Collector
 
 KEYS = RunKeys("run1")
@@ -322,6 +327,11 @@ def turns_of(rundir, name: str) -> list[tuple[str, int]]:
     return [(row, int(turn)) for _, row, turn, _ in places]
 
 
+def lines_of(rundir, name: str) -> list[bytes]:
+    path = rundir.file("chat", name)
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
 def whole(*numbers: int) -> list[tuple[str, int]]:
     return [(a_row(n), turn) for n in numbers for turn in range(3)]
 
@@ -377,6 +387,91 @@ def test_a_line_taken_from_the_middle_is_found_and_its_row_made_again(rundir, re
     collect(rundir, redis_client)
     assert turns_of(rundir, RAW) == turns_of(rundir, TOKENIZED) == whole(2, 1)
     assert turns_of(rundir, SUPERSEDED) == [(a_row(1), 0), (a_row(1), 2)]
+    assert verify(rundir).ok, verify(rundir).render()
+
+
+def exchange(path, *order: int) -> None:
+    """The first lines of a file in another order, as a hand would write them: no size changes."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[n] for n in order] + lines[len(order) :]))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 3, 2, 1, 4, 5), (0, 3, 1, 4, 2, 5)], ids=str)
+@pytest.mark.parametrize("name", [RAW, TOKENIZED])
+def test_turns_in_another_order_are_named_and_put_right_without_generating(rundir, redis_client, name, order):
+    """Within a row, or between two rows; in either file. Nothing is lost, nothing moves away, nothing waits."""
+    publish(redis_client, group(1), group(2), group(3))
+    collect(rundir, redis_client)
+    exchange(rundir.file("chat", name), *order)
+    assert set(verify(rundir).findings) == {"turns_apart"}
+    mended = mend(rundir)
+    assert (mended.put_in_order > 0) == (name == RAW)
+    assert mended.set_aside == 0
+    collect(rundir, redis_client)
+    assert sorted(turns_of(rundir, RAW)) == sorted(turns_of(rundir, TOKENIZED)) == sorted(whole(1, 2, 3))
+    assert not lines_of(rundir, SUPERSEDED)
+    assert verify(rundir).ok, verify(rundir).render()
+
+
+def test_an_exchange_before_samples_are_derived_keeps_nobody_waiting(rundir, redis_client):
+    """Killed between raw lines and samples, and then edited: the collector puts the turns right and goes on."""
+    publish(redis_client, group(1), group(2))
+    collect(rundir, redis_client)
+    rundir.file("chat", TOKENIZED).unlink()
+    with Ledger.open(rundir) as ledger:
+        ledger.catch_up()
+    path, before = rundir.file("chat", RAW), rundir.file("chat", RAW).stat()
+    exchange(path, 1, 0)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # an editor that leaves no trace
+    collector = Collector(rundir, redis_client, "run1", SampleFilters())
+    with pytest.raises(StorageError, match="changed from outside"):
+        collector._mend_if_dirty()
+    collector._mend_if_dirty()  # what `_patiently` does a second later
+    collector.close()
+    assert sorted(turns_of(rundir, TOKENIZED)) == sorted(whole(1, 2))
+    assert verify(rundir).ok, verify(rundir).render()
+
+
+def test_a_turn_that_stands_twice_is_superseded_and_two_that_differ_are_made_again(rundir, redis_client):
+    """A copied line moves away. Of two different ones nobody can say which is true: the row is made again."""
+    publish(redis_client, group(1), group(2), group(3))
+    collect(rundir, redis_client)
+    path = rundir.file("chat", RAW)
+    lines = path.read_bytes().splitlines(keepends=True)
+    other = line_of(response(a_row(2), turn=1, turns=3, text="another"))
+    path.write_bytes(b"".join([*lines[:2], lines[1], *lines[2:5], other, *lines[5:]]))
+    mended = mend(rundir)
+    assert (mended.put_in_order, mended.set_aside) == (1, 1)
+    assert sorted(turns_of(rundir, RAW)) == sorted(whole(1, 3))
+    assert sorted(turns_of(rundir, SUPERSEDED)) == sorted([(a_row(1), 1), *whole(2), (a_row(2), 1)])
+
+
+def test_the_last_line_taken_from_a_finished_file_makes_its_row_pending(rundir, redis_client):
+    """Its samples are still whole; raw lines come first, so the row is not."""
+    publish(redis_client, group(1), group(2))
+    collect(rundir, redis_client)
+    path = rundir.file("chat", RAW)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert mend(rundir).set_aside == 1
+    assert turns_of(rundir, RAW) == turns_of(rundir, TOKENIZED) == whole(1)
+    assert verify(rundir).ok, verify(rundir).render()
+
+
+def test_deriving_again_says_what_it_put_right_and_drops_nothing(rundir, redis_client):
+    """`headrace tokenize`: as many samples as before."""
+    publish(redis_client, group(1), group(2))
+    collect(rundir, redis_client)
+    rundir.run_json.write_bytes(orjson.dumps({
+        "run_id": "run1", "created_at": "2026-01-01", "headrace": "0", "recipe_fingerprint": RECIPE,
+        "recipe": {"tokenizer": {}, "rendering": {"turns": "all"}, "sampling": {}},
+        "filters": SampleFilters().to_json(),
+    }))  # fmt: skip
+    exchange(rundir.file("chat", RAW), 1, 0)
+    done = CliRunner().invoke(cli, ["tokenize", str(rundir.out), "--json"], standalone_mode=False)
+    said = orjson.loads(done.stdout)
+    assert said["chats"] == {"put_in_order": 1, "set_aside": 0, "to_derive": 0}
+    assert [(one["responses"], one["samples"]) for one in said["datasets"]] == [(6, 6)]
+    assert "1 chats had their turns in another order" in done.stderr
     assert verify(rundir).ok, verify(rundir).render()
 
 

@@ -144,6 +144,16 @@ def hotter(line):
     line["sampling_params"] = {"temperature": 0.3}
 
 
+def put(**fields):
+    """A change of a line's fields."""
+
+    def change(line):
+        line.update(fields)
+
+    change.__name__ = str(fields)
+    return change
+
+
 def another_allowance(line):
     """Cut, and it was asked for less than this run asks."""
     line["output_ids"] = line["output_ids"][:8]
@@ -170,6 +180,16 @@ def a_boolean_id(line):
         (another_model, "other_model"), (an_abort, "bad_finish_reason"), (said_to_be_cut, "bad_finish_reason"),
         (two_endings, "bad_finish_reason"), (hotter, "other_sampling"), (another_allowance, "other_sampling"),
         (another_rows_prompt, "prompt_differs"),
+        (put(completion_index=1), "not_asked"), (put(completion_index=-1), "not_asked"),
+        (put(completion_index="0"), "not_asked"), (put(completion_index=False), "not_asked"),
+        (put(turn=1), "not_asked"), (put(turns=3), "not_asked"), (put(dataset="B2"), "not_asked"),
+        (put(dataset=1), "not_asked"), (put(recipe="0123456789abcdef"), "not_asked"),
+        (put(temperature=0.3), "other_sampling"), (put(temperature="1.0"), "other_sampling"),
+        (put(temperature=True), "other_sampling"), (put(sampling_params={"min_p": 0.5}), "other_sampling"),
+        (put(sampling_params={"regex": "a+"}), "other_sampling"), (put(sampling_params="hot"), "wrong_type"),
+        (put(model=7), "wrong_type"), (put(text=7), "wrong_type"), (put(text={"a": 1}), "wrong_type"),
+        (put(max_new_tokens="16"), "wrong_type"), (put(matched=["x"]), "wrong_type"),
+        (put(num_output_tokens=True), "wrong_count"), (put(num_output_tokens="6"), "wrong_count"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )  # fmt: skip
@@ -178,6 +198,30 @@ def test_what_contradicts_itself_or_the_run_is_not_trusted(old, change, reason):
     change(old.lines[20])
     old.adopt(code=5)
     assert doubts(old.out / "adopt_report.jsonl") == {21: reason}
+
+
+def test_what_says_nothing_of_the_answer_makes_no_doubt(old):
+    """Times and addresses of another type count as not said; a container by a field's name holds other fields."""
+    old.lines[20] |= {"endpoint": 5, "started_at": 1_700_000_000, "latency_seconds": "1 s", "response": {"a": 1}}
+    old.lines[21] |= {"temperature": 1, "sampling_params": {"n": 4, "seed": 3, "max_new_tokens": MOST}}
+    assert old.adopt()["verdicts"] == {"trusted": 40}
+    assert verify(RunDir(old.out)).ok, verify(RunDir(old.out)).render()
+
+
+def test_a_line_that_is_not_trusted_does_not_decide_the_model(old):
+    """The first line names a model and is doubtful: those after it are held to the first that is trusted."""
+    old.lines[0] |= {"model": "student", "text": "another"}
+    assert old.adopt(code=5)["verdicts"] == {"trusted": 39, "text_differs": 1}
+    assert read_run_file(old.out / "run.json").server == {"model": "teacher"}
+
+
+def test_where_nothing_is_trusted_the_run_is_not_begun(old):
+    """No server and no model in run.json: the first endpoint still decides how tools are written."""
+    for line in old.lines:
+        line["prompt_ids"][0] += 1
+    old.adopt(code=5)
+    run_file = read_run_file(old.out / "run.json")
+    assert (run_file.servers, run_file.server) == ({}, {})
 
 
 def test_a_torn_line_is_counted_and_the_rest_is_taken(old):

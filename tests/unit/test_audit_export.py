@@ -10,18 +10,18 @@ from click.testing import CliRunner
 
 from app.cli.main import cli
 from app.identity import row_id
-from app.manifest import InputFile, Recipe, RunFile, write_run_file
-from app.offline.audit import Lengths
+from app.manifest import InputFile, Recipe, RunFile, read_run_file, write_run_file
+from app.offline.audit import Lengths, audit
 from app.offline.export import Split
 from app.reasons import Reason
 from app.rundir import RAW, TOKENIZED, RunDir
-from app.samples import SampleFilters
+from app.samples import SampleFilters, samples_of
 from app.settings import RunSettings, save_settings
 from app.tokenization import Renderer, RenderOptions
 from producers.catalog import read_row
 from producers.readers import read_records
 from producers.shapes import ShapeOptions
-from tests.run_on_disk import AT, RECIPE, rejection, response, write, write_completed
+from tests.run_on_disk import AT, RECIPE, a_row, rejection, response, write, write_completed
 
 EOS = 163_586
 CALL = (
@@ -107,6 +107,21 @@ def test_the_audit_tells_lengths_endings_and_losses(made):
     assert one["lost_output_tokens"]["truncated"]["p50"] > one["kept_output_tokens"]["max"]
     assert one["rejected_before_an_answer"] == {"too_long": 1}
     assert one["thinking"] == {"closed": 8, "unclosed": 1}
+
+
+def test_of_a_rejected_chat_only_the_turn_to_blame_counts_under_its_reason(made, renderer):
+    """Its good answers are lost with it, and say nothing of empty ones. A row that asks once is a chat, too."""
+    run_file = read_run_file(made.rundir.run_json)
+    rendering = run_file.recipe.rendering | {"turns": "all"}
+    recipe = run_file.recipe.model_copy(update={"rendering": rendering})
+    chat = [response(a_row(70), "multi", turn=n, turns=3, **({"output_ids": [2]} if n == 1 else {})) for n in range(3)]
+    write(made.rundir, [*chat, response(a_row(71), "multi")])
+    write(made.rundir, samples_of(chat, SampleFilters(), AT))
+    seen = audit(made.rundir, run_file.model_copy(update={"recipe": recipe}), None).datasets[-1]
+    assert {reason: lengths.counts.total() for reason, lengths in seen.lost.items()} == {
+        "empty_output": 1, "other_turn_rejected": 2,
+    }  # fmt: skip
+    assert (seen.kept.counts.total(), seen.chats) == (1, {"complete": 1})
 
 
 def test_without_a_tokenizer_what_only_it_can_tell_is_null(made):

@@ -272,14 +272,16 @@ def test_a_disk_that_refuses_leaves_everything_as_it_was(rundir):
 
 
 def test_the_ledger_reads_replaced_files_anew_even_where_they_look_the_same(rundir):
-    """Same size, same end: only being told helps."""
+    """Same size, same end, same time: only being told helps."""
     write(rundir, [rejection(a_row(n), Reason.TOO_LARGE) for n in (20, 21, 22)])
     with Ledger.open(rundir) as ledger:
         ledger.catch_up()
         ledger.begin_pass()
         ledger.see_rows("chat", [(digest(n), 0, n) for n in (20, 21, 22)])
         path = rundir.file("chat", REJECTED)
+        before = path.stat()
         path.write_bytes(path.read_bytes().replace(b'"too_large"', b'"truncated"', 1))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         ledger.catch_up()
         assert ledger.counts()[0].rejected_by_reason["too_large"] == 3
         ledger.read_anew(["chat"])

@@ -52,7 +52,7 @@ def test_bom_crlf_blank_lines_and_a_missing_last_newline_cost_nothing(tmp_path):
         (b'{"id": 1, "prompt": "x", "id": 2}', Reason.UNREADABLE, "'id' stands twice"),
         (b'{"m": [{"a": {"k": 1, "k": 1}}]}', Reason.UNREADABLE, "'k' stands twice"),
         (b'{"a": 1, "a": "x\\u0022\\u0022"}', Reason.UNREADABLE, "'a' stands twice"),
-        (b"[" * 3000 + b"]" * 3000, Reason.UNREADABLE, "not valid JSON"),
+        (b"[" * 3000 + b"]" * 3000, Reason.UNREADABLE, "nested too deeply"),
     ],
 )
 def test_a_line_that_is_not_strict_json_is_rejected_with_its_place(tmp_path, line, reason, says):

@@ -132,9 +132,11 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed():
     assert done.stdout.split() == ["500", "600", "800"], done.stderr
 
 
-@pytest.mark.parametrize("name", ["chat_template", "messages", "tools", "tokenize", "self"])
-def test_template_kwargs_cannot_replace_the_chat_or_its_template(tmp_path, name):
-    """The prompt would be something else than the row, for every row."""
+@pytest.mark.parametrize(
+    ("text", "says"), [("\ud800", r"holds \\ud800, half a surrogate pair"), ("\udcff", "use a UTF-8 LANG")]
+)
+def test_text_that_is_no_text_is_told_for_what_it_is(tmp_path, text, says):
+    """An escape in JSON is no matter of the terminal's language; a raw byte is."""
     values = {"inputs": ["a"], "out": tmp_path, "endpoints": ["http://a:1"], "tokenizer": "t"}
-    with pytest.raises(UsageError, match=f"--template-kwargs: '{name}'"):
-        settings_of({**values, "template_kwargs": {name: "x"}})
+    with pytest.raises(UsageError, match=f"--template-kwargs .*{says}"):
+        settings_of({**values, "template_kwargs": {"mode": text}})

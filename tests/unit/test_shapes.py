@@ -173,8 +173,25 @@ def test_prefill_keeps_a_last_answer_that_is_text():
     assert messages_of({"messages": [USER, {**ANSWER, "tool_calls": [call("f", {})]}]}, prefill=True) == [USER]
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ["a"]}]}]},
+         "messages[0] has a part of type 'text' whose text is a list; only text can be sent"),
+        ({"turns": ["x", None]}, "turns[1] is null, not a text or a list of messages"),
+        ({"turns": ["x", ["y", 5]]}, "turns[1][1] is a number, not a text or a list of messages"),
+        ({"messages": "[" * 1500 + "]" * 1500},
+         "its chat is a string, and that is nested too deeply (more than 1,024 levels)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rejection_names_what_is_wrong_and_where(row, says):
+    """The value at fault by its place, not the whole field."""
+    assert verdict_on(row).detail == says
+
+
 def test_roles_we_do_not_know_are_kept():
-    """The chat template decides about `developer` and others."""
+    """Whether the template has them is seen when it is rendered."""
     chat = [{"role": "developer", "content": "d"}, {"role": "critic", "content": "c"}, USER]
     assert messages_of({"messages": chat}) == chat
 
