@@ -189,10 +189,14 @@ def _dataset_cells(seen: Snapshot, one: dict) -> list[str | ProgressBar]:
     mark = "" if one["rows_final"] else "~" if expected else "+"
     rate = seen.rates[name].completions_per_second if name in seen.rates else 0.0
     return [
-        name, ProgressBar(total=max(1, total), completed=final, width=8), f"{one['tokenized']:,}",
+        name, _bar(final, total), f"{one['tokenized']:,}",
         f"~{total:,}" if mark == "~" else f"{total:,}{mark}", f"{one['rejected']:,}" if one["rejected"] else "–",
         f"{rate:.1f}", _known(one["queued"]), _known(one["in_flight"]),
     ]  # fmt: skip
+
+
+def _bar(final: int, total: int) -> ProgressBar:
+    return ProgressBar(total=max(1, total), completed=final, width=8, complete_style="green", finished_style="green")
 
 
 def _endpoint_lines(seen: Snapshot, most: int) -> Iterator[Text]:

@@ -42,29 +42,33 @@ _ROWS, _GOING_ROWS, _EOS = 12, 20_000, 163_586
 _SERVER = SimulatorConfig(**IDS, output_mean=40, step_seconds=0.01, max_running_requests=64)
 
 
-def bundled_questions() -> list[str]:
-    """The first prompts of the demo."""
-    return [json.loads(row)["question"] for row in (DEMO / "gsm8k.jsonl").read_text().splitlines()[:_ROWS]]
+def questions(name: str) -> list[str]:
+    """The demo's first prompts, in the words of this file alone: a run takes no file twice."""
+    rows = (DEMO / "gsm8k.jsonl").read_text().splitlines()[:_ROWS]
+    return [f"{json.loads(row)['question']} ({name})" for row in rows]
 
 
 def furnish(folder: Path) -> None:
     """The files that the pages name: inputs, and what another script made of some of them."""
-    questions = bundled_questions()
-    rows = b"".join(orjson.dumps({"prompt": text}) + b"\n" for text in questions)
     (folder / "data").mkdir(parents=True)
     for name in ("prompts.jsonl", "data.jsonl", "b1.jsonl", "data/glaive.jsonl"):
-        (folder / name).write_bytes(rows)
+        _write_lines(folder / name, [{"prompt": text} for text in questions(name)])
     for name in ("b2.parquet", "data/code.parquet"):
-        pq.write_table(pa.table({"prompt": [f"{text} Answer in code." for text in questions]}), folder / name)
+        pq.write_table(pa.table({"prompt": questions(name)}), folder / name)
     turns = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Yes?"}]
-    chats = [{"messages": [*turns, {"role": "user", "content": text}]} for text in questions]
-    (folder / "chats.jsonl").write_bytes(b"".join(orjson.dumps(chat) + b"\n" for chat in chats))
+    _write_lines(folder / "chats.jsonl", [
+        {"messages": [*turns, {"role": "user", "content": text}]} for text in questions("chats.jsonl")
+    ])  # fmt: skip
     renderer = Renderer(RenderOptions(str(TOKENIZER)))
-    for name in ("old/B1", "old_dir/B1_glaive"):
-        (folder / name).mkdir(parents=True)
-        answers = [_old_answer(n, text, renderer) for n, text in enumerate(questions)]
-        (folder / name / "raw_responses.jsonl").write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in answers))
+    for of, saved in (("b1.jsonl", "old/B1"), ("data/glaive.jsonl", "old_dir/B1_glaive")):
+        answers = [_old_answer(n, text, renderer) for n, text in enumerate(questions(of))]
+        _write_lines(folder / saved / "raw_responses.jsonl", answers)
     (folder / "restart.sh").write_text("#!/bin/sh\n")
+
+
+def _write_lines(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
 
 
 def _old_answer(n: int, text: str, renderer: Renderer) -> dict:

@@ -17,7 +17,7 @@ NOT_PLAYED = {
     r"make (test-long|chaos|screenshots)\b": "minutes; the target is there",
     r"\. \.venv/bin/activate": "changes the shell of a person",
     r"python -m (benchmarks|tests)\.": "minutes; the module is there",
-    r"(cp \.env\.example|docker compose) ": "no Docker engine here; tests/deploy runs every service's command and environment",
+    r"(cp \.env\.example|docker compose) ": "no Docker engine here; tests/deploy runs each service's command",
     r"export HEADRACE_REDIS='rediss": "wants a certificate: tests/acceptance/test_security.py plays it with one",
 }
 #: Commands that end otherwise than with 0, as their page says.

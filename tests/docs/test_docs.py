@@ -1,4 +1,4 @@
-"""What the documentation says is there: links lead somewhere, the reference is current. (Its commands: test_commands.py)"""
+"""Links lead somewhere, every page is found, the reference is current. (Commands: test_commands.py.)"""
 
 import re
 
