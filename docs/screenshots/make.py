@@ -87,7 +87,7 @@ def _flower(page: Page, out: Path) -> Iterator[str]:
     page.be(*_WINDOW)
     for name, path, words in (
         ("workers", "/workers", ["Online", worker, "short-long@"]),
-        ("tasks", "/tasks", ["arithmetic:", "arithmetic row ", "short-long@", "STARTED"]),
+        ("tasks", "/tasks", ["arithmetic:", "arithmetic row ", "long@", "STARTED"]),
         ("task", f"/task/{task}", [task, facts["args"], "SUCCESS", "short-long@"]),
         ("broker", "/broker", ["lane.short", "lane.long", socket]),
         ("worker", f"/worker/{worker}", [worker, "Workers.pool:LoopPool", "Grow", "Shrink", "200"]),
