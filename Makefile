@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-long setup check chaos lock reference clean
+.PHONY: demo test test-long setup check chaos lock reference screenshots clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -45,6 +45,9 @@ lock:  ## pin again from the .in files
 
 reference: $(VENV)/.dev-installed  ## docs/reference.md from the code
 	$(BIN)/python -m app.cli.reference > docs/reference.md
+
+screenshots: $(VENV)/.dev-installed  ## docs/screenshots/*.png; needs `apt install chromium`
+	$(BIN)/python docs/screenshots/make.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-lock

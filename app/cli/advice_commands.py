@@ -5,19 +5,19 @@ from typing import Any
 
 import click
 
-from app.cli.options import Urls, api_key_option, json_flag, option, redis_option
+from app.cli.options import Data, Directory, Urls, api_key_option, json_flag, option, redis_option
 
 
 @click.command()
-@click.argument("inputs", nargs=-1, metavar="[[NAME=]DATA...]")
+@click.argument("inputs", nargs=-1, type=Data(), metavar="[[NAME=]DATA...]")
 @option("--endpoint", "endpoints", multiple=True, type=Urls(), metavar="URL",
         help="Live SGLang servers to ask; repeatable.")
 @option("--kv-tokens", type=click.IntRange(1), metavar="N",
         help="KV tokens of a server (SGLang's max_total_num_tokens).")
 @option("--avg-tokens", type=click.IntRange(2), metavar="N", help="Tokens of a finished request, prompt and answer.")
 @option("--avg-prompt-tokens", type=click.IntRange(1), metavar="N", help="Its prompt's part (default: a quarter).")
-@option("--like", type=click.Path(path_type=Path), metavar="OUT", help="Lengths as in the answers of this run.")
-@option("--tokenizer", metavar="DIR|NAME", help="Tokenizer, to measure the prompts of DATA.")
+@option("--like", type=Directory(), metavar="OUT", help="Lengths as in the answers of this run.")
+@option("--tokenizer", type=Data(), metavar="DIR|NAME", help="Tokenizer, to measure the prompts of DATA.")
 @option("--trust-remote-code", is_flag=True, help="Run the tokenizer folder's own Python code.")
 @option("--max-new-tokens", type=click.IntRange(1), help="Allowance of each answer (default: 4096).")
 @option("--samples", type=click.IntRange(1), default=1, help="Completions a row.")
@@ -56,10 +56,10 @@ def plan(**values: Any) -> int:
 
 @click.command()
 @option("--endpoint", "endpoints", multiple=True, type=Urls(), metavar="URL", help="SGLang servers to ask; repeatable.")
-@option("--tokenizer", metavar="DIR|NAME", help="Tokenizer with its chat template.")
+@option("--tokenizer", type=Data(), metavar="DIR|NAME", help="Tokenizer with its chat template.")
 @option("--chat-template", type=click.Path(path_type=Path), help="Jinja file instead of the tokenizer's own.")
 @option("--trust-remote-code", is_flag=True, help="Run the tokenizer folder's own Python code.")
-@option("--out", type=click.Path(path_type=Path), help="Directory of the run, there already or not.")
+@option("--out", type=Directory(), help="Directory of the run, there already or not.")
 @option("--rows", type=click.IntRange(1), metavar="N", help="Completions to come, to estimate the disk they need.")
 @option("--avg-tokens", type=click.IntRange(1), default=4096, show_default=True, metavar="N",
         help="Tokens of each, prompt and answer.")

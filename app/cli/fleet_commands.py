@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from app.cli.options import api_key_option, json_flag, option, redis_option
+from app.cli.options import Group, api_key_option, json_flag, option, out_or_redis_argument, redis_option
 
 _words = click.argument("words", nargs=-1, required=True, metavar="[OUT] URL...")
 
 
-@click.group()
+@click.group(cls=Group)
 def endpoints() -> None:
     """Look at the endpoints of runs that go on; add, drain and remove them meanwhile.
 
@@ -24,7 +24,7 @@ def endpoints() -> None:
 
 
 @endpoints.command("list")
-@click.argument("out", required=False, type=click.Path(path_type=Path))
+@out_or_redis_argument
 @redis_option
 @json_flag
 def list_(out: Path | None, redis: str | None, as_json: bool) -> int:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from app.cli.options import Group, json_flag, option, out_argument, redis_option, run_id_option
+from app.cli.options import Directory, Group, json_flag, option, out_or_redis_argument, redis_option, run_id_option
 
 
 @click.command()
-@out_argument
+@out_or_redis_argument
 @redis_option
 @run_id_option
 @option("--every", "every_seconds", type=click.FloatRange(0.1, 86_400), metavar="SECONDS",
@@ -28,7 +28,7 @@ def watch(out: Path | None, redis: str | None, run_id: str | None, every_seconds
 
 
 @click.command()
-@out_argument
+@out_or_redis_argument
 @redis_option
 @run_id_option
 @click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="0: any that is free.")
@@ -46,7 +46,7 @@ def metrics(out: Path | None, redis: str | None, run_id: str | None, port: int, 
 
 
 @click.command()
-@out_argument
+@out_or_redis_argument
 @redis_option
 @click.option("--port", type=click.IntRange(0, 65535), default=5555, show_default=True, help="0: any that is free.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0: everywhere.")
@@ -75,7 +75,7 @@ def workers() -> None:
 
 
 @workers.command("list")
-@out_argument
+@out_or_redis_argument
 @redis_option
 @json_flag
 def workers_list(out: Path | None, redis: str | None, as_json: bool) -> int:
@@ -91,7 +91,7 @@ def workers_list(out: Path | None, redis: str | None, as_json: bool) -> int:
 
 @workers.command("scale")
 @click.argument("total", type=click.IntRange(1, 10_000_000), metavar="N")
-@out_argument
+@out_or_redis_argument
 @redis_option
 @json_flag
 def workers_scale(total: int, out: Path | None, redis: str | None, as_json: bool) -> int:
@@ -110,7 +110,7 @@ def workers_scale(total: int, out: Path | None, redis: str | None, as_json: bool
 
 @workers.command("stop")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--out", type=click.Path(path_type=Path), help="Directory of a run on this host, instead of --redis.")
+@click.option("--out", type=Directory(), help="Directory of a run on this host, instead of --redis.")
 @redis_option
 def workers_stop(names: tuple[str, ...], out: Path | None, redis: str | None) -> int:
     """Drain workers, wherever they are: what waits goes back at once, what generates has the worker's --drain-seconds.

@@ -3,7 +3,9 @@
 Heavy imports happen inside the commands, so that `--help` is instant.
 """
 
+import difflib
 import errno
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,8 @@ from click.core import ParameterSource
 from app import __version__
 from app.cli import advice_commands, fleet_commands, looking_commands, offline_commands
 from app.cli.options import (
+    Data,
+    Directory,
     Group,
     Urls,
     api_key_option,
@@ -22,6 +26,7 @@ from app.cli.options import (
     json_flag,
     option,
     options,
+    out_argument,
     redis_option,
     shared_redis_option,
 )
@@ -35,11 +40,11 @@ SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics",
 
 
 run_options = options(
-    click.argument("inputs", nargs=-1, required=True, metavar="[NAME=]DATA..."),
+    click.argument("inputs", nargs=-1, required=True, type=Data(), metavar="[NAME=]DATA..."),
     option("--endpoint", "endpoints", multiple=True, required=True, type=Urls(), metavar="URL",
            help="SGLang base URL; repeatable (in HEADRACE_ENDPOINT apart by spaces or commas)."),
-    option("--tokenizer", required=True, metavar="DIR|NAME", help="Tokenizer with its chat template."),
-    option("--out", required=True, type=click.Path(path_type=Path),
+    option("--tokenizer", required=True, type=Data(), metavar="DIR|NAME", help="Tokenizer with its chat template."),
+    option("--out", required=True, type=Directory(),
            help="Directory of this run; what is there is resumed."),
     option("--max-new-tokens", type=int, default=4096, show_default=True, help="Allowance of each answer, in tokens."),
     option("--temperature", type=float, default=1.0, show_default=True),
@@ -61,8 +66,6 @@ run_options = options(
     option("--vocab-size", type=int, help="The model's vocabulary, where tokenizer and endpoint do not tell."),
     option("--limit", type=int, metavar="N", help="Only the first N rows of each dataset."),
     redis_option,
-    option("--workers", type=int, default=1, show_default=True, help="Worker processes on this machine."),
-    option("--slots", type=int, default=1000, show_default=True, help="Tasks a worker holds at once."),
     option("--concurrency", type=int, default=-1, help="Ceiling of requests per endpoint, over all workers."),
     option("--short-concurrency", type=int, default=-1, help="The same for the short lane alone."),
     option("--long-concurrency", type=int, default=-1, help="The same for the long lane alone."),
@@ -76,9 +79,6 @@ run_options = options(
            metavar="SECONDS", help="Deadline of one request."),
     option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, show_default=True,
            metavar="SECONDS", help="How long to wait at the start for an endpoint that never answered."),
-    option("--limit-seconds", type=float, metavar="SECONDS", help="Stop after this long (exit 3)."),
-    option("--drain-seconds", type=float, default=30.0, show_default=True, metavar="SECONDS",
-           help="Time for running requests when stopping."),
     option("--high-water", type=int, default=5000, show_default=True, help="Queued tasks per lane."),
     option("--max-row-bytes", type=int, default=64 * 2**20, help="Larger rows are rejected."),
     option("--max-sample-tokens", type=int, help="Longer samples are rejected."),
@@ -91,7 +91,13 @@ run_options = options(
     api_key_option,
 )  # fmt: skip
 
-serve_options = options(
+#: Of `run` alone: what it starts on this machine, and how long.
+machine_options = options(
+    option("--workers", type=int, default=1, show_default=True, help="Worker processes on this machine."),
+    option("--slots", type=int, default=1000, show_default=True, help="Tasks a worker holds at once."),
+    option("--limit-seconds", type=float, metavar="SECONDS", help="Stop after this long (exit 3)."),
+    option("--drain-seconds", type=float, default=30.0, show_default=True, metavar="SECONDS",
+           help="Time for running requests when stopping."),
     option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
            help="Serve metrics for Prometheus there, on loopback (`headrace metrics` does it from elsewhere)."),
     option("--flower", is_flag=True, help="Start Flower on loopback and say where, with a password of its own."),
@@ -126,8 +132,8 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
 
 @cli.command()
 @run_options
+@machine_options
 @change_options
-@serve_options
 def run(**values: Any) -> int:
     """Take datasets through SGLang into training data; the same command again resumes.
 
@@ -144,7 +150,7 @@ def run(**values: Any) -> int:
 
 
 @cli.command()
-@click.option("--out", type=click.Path(path_type=Path), help="Keep the files here (default: a new temporary folder).")
+@click.option("--out", type=Directory(), help="Keep the files here (default: a new temporary folder).")
 def demo(out: Path | None) -> int:
     """The main job on bundled prompts and simulated servers: no GPU, no network, under a minute.
 
@@ -172,7 +178,7 @@ def enqueue(no_wait: bool, **values: Any) -> int:
 
 
 @cli.command(hidden=True)
-@click.argument("out", type=click.Path(path_type=Path))
+@out_argument
 @redis_option
 def produce(out: Path, redis: str) -> int:
     """The producer as a child of `run`: settings and run.json are in OUT."""
@@ -203,7 +209,7 @@ def worker(redis: str | None, name: str | None, slots: int, lanes: tuple[str, ..
 
 
 @cli.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@out_argument
 @shared_redis_option
 @change_options
 @option("--run-wait", "run_wait_seconds", type=click.FloatRange(0, 1e7), default=0.0, metavar="SECONDS",
@@ -221,7 +227,7 @@ def collect(out: Path, redis: str | None, on_down: str | None, on_up: str | None
 
 
 @cli.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@out_argument
 @redis_option
 @json_flag
 def status(out: Path, redis: str | None, as_json: bool) -> int:
@@ -237,7 +243,7 @@ def status(out: Path, redis: str | None, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@out_argument
 @json_flag
 def verify(out: Path, as_json: bool) -> int:
     """Read every line of a run and prove its promises; exit 0 only if all hold, else 7.
@@ -306,6 +312,10 @@ def _usage_sentence(exc: click.ClickException) -> str:
         message = f"No such option {exc.option_name!r}{near}"
     context = getattr(exc, "ctx", None)
     parameter = getattr(exc, "param", None)
+    if parameter and isinstance(parameter.type, click.Choice):
+        given = re.search(r"'([^']*)' is not one of", message)
+        near = difflib.get_close_matches(given[1], parameter.type.choices, n=1) if given else []
+        message = f"{message.removesuffix('.')}; did you mean {near[0]!r}?" if near else message
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.ENVIRONMENT:
         message = f"{message.removesuffix('.')} (from {parameter.envvar})"
     end = "" if message.endswith((".", "?")) else "."

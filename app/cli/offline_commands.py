@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from app.cli.options import Data, Directory, json_flag, option, out_argument
 from app.reasons import Reason
 
 
@@ -16,25 +17,19 @@ class _Explicit(click.Command):
         return super().make_context(info_name, args, parent, **{"default_map": {}} | extra)
 
 
-def _option(name: str, *more: str, **attributes: Any):
-    """An option that can also come from HEADRACE_<NAME>."""
-    return click.option(name, *more, envvar="HEADRACE_" + name[2:].replace("-", "_").upper(), **attributes)
-
-
-_out = click.argument("out", type=click.Path(path_type=Path))
 _keep_or_drop = click.Choice(["keep", "drop"])
-_tokenizer = _option("--tokenizer", metavar="DIR|NAME", help="Tokenizer (default: the one of the run's settings).")
-json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+_TOKENIZER = {"type": Data(), "metavar": "DIR|NAME", "help": "Tokenizer (default: the one of the run's settings)."}
+_tokenizer = option("--tokenizer", **_TOKENIZER)
 
 
 @click.command(cls=_Explicit)
-@_out
+@out_argument
 @click.option("--truncated", type=_keep_or_drop, help="Answers cut at their allowance.")
 @click.option("--max-sample-tokens", type=click.IntRange(0), help="Longer samples are rejected; 0: none is.")
 @click.option("--unclosed-thinking", type=_keep_or_drop, help="Answers that end inside their reasoning.")
 @click.option("--max-repeat", type=click.IntRange(0), metavar="N",
               help="Answers that end in a loop of more tokens are rejected; 0: none is.")
-@click.option("--tokenizer", metavar="DIR|NAME", help="Tokenizer (default: the one of the run's settings).")
+@click.option("--tokenizer", **_TOKENIZER)
 @json_flag
 def tokenize(out: Path, tokenizer: str | None, as_json: bool, **filters: Any) -> int:
     """Derive the samples again from raw_responses.jsonl, with other filters; filters not named stay as they are.
@@ -53,7 +48,7 @@ def tokenize(out: Path, tokenizer: str | None, as_json: bool, **filters: Any) ->
 
 
 @click.command(cls=_Explicit)
-@_out
+@out_argument
 @click.option("--reason", required=True, type=click.Choice([reason.value for reason in Reason]), metavar="REASON",
               help="As in rejected.jsonl; `truncated`: every answer cut at its allowance, kept or rejected.")
 @click.option("--max-new-tokens", type=int, metavar="N", help="Allowance of these rows alone (default: as before).")
@@ -73,31 +68,31 @@ def retry(out: Path, reason: str, max_new_tokens: int | None, as_json: bool) -> 
 
 
 @click.command()
-@_out
-@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-@click.argument("inputs", nargs=-1, metavar="[NAME=]DATA...")
-@_option("--map", "fields", multiple=True, metavar="OURS=THEIRS",
+@out_argument
+@click.argument("directory", type=Directory(), metavar="DIR")
+@click.argument("inputs", nargs=-1, type=Data(), metavar="[NAME=]DATA...")
+@option("--map", "fields", multiple=True, metavar="OURS=THEIRS",
               help="Where a field of ours stands in DIR's lines.")
-@_option("--model", default="", metavar="NAME", help="Model that made the answers, where the lines do not say.")
-@_option("--report", type=click.Path(path_type=Path),
+@option("--model", default="", metavar="NAME", help="Model that made the answers, where the lines do not say.")
+@option("--report", type=click.Path(path_type=Path),
               help="A line for each line of DIR (default: OUT/adopt_report.jsonl; none with --dry-run).")
-@_option("--dry-run", is_flag=True, help="The inventory of DIR and the verdict; nothing is changed.")
+@option("--dry-run", is_flag=True, help="The inventory of DIR and the verdict; nothing is changed.")
 @_tokenizer
-@_option("--max-new-tokens", type=int)
-@_option("--temperature", type=float)
-@_option("--top-p", type=float)
-@_option("--top-k", type=int)
-@_option("--sampling", metavar="JSON")
-@_option("--samples", type=int)
-@_option("--system", metavar="TEXT")
-@_option("--chat-template", type=click.Path(path_type=Path))
-@_option("--template-kwargs", metavar="JSON")
-@_option("--trust-remote-code", is_flag=True, default=None)
-@_option("--prompt-field", metavar="FIELD")
-@_option("--messages-field", metavar="FIELD")
-@_option("--fit-output", is_flag=True, default=None)
-@_option("--vocab-size", type=int)
-@_option("--limit", type=int, metavar="N")
+@option("--max-new-tokens", type=int)
+@option("--temperature", type=float)
+@option("--top-p", type=float)
+@option("--top-k", type=int)
+@option("--sampling", metavar="JSON")
+@option("--samples", type=int)
+@option("--system", metavar="TEXT")
+@option("--chat-template", type=click.Path(path_type=Path))
+@option("--template-kwargs", metavar="JSON")
+@option("--trust-remote-code", is_flag=True, default=None)
+@option("--prompt-field", metavar="FIELD")
+@option("--messages-field", metavar="FIELD")
+@option("--fit-output", is_flag=True, default=None)
+@option("--vocab-size", type=int)
+@option("--limit", type=int, metavar="N")
 @json_flag
 def adopt(out: Path, directory: Path, inputs: tuple[str, ...], fields: tuple[str, ...], model: str,
           report: Path | None, dry_run: bool, as_json: bool, **given: Any) -> int:  # fmt: skip
@@ -118,9 +113,9 @@ def adopt(out: Path, directory: Path, inputs: tuple[str, ...], fields: tuple[str
 
 
 @click.command()
-@_out
-@_option("--tokenizer", metavar="DIR|NAME", help="Also decode: tool calls, and ids there and back.")
-@_option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="A picture: .png .svg .pdf .html.")
+@out_argument
+@option("--tokenizer", type=Data(), metavar="DIR|NAME", help="Also decode: tool calls, and ids there and back.")
+@option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="A picture: .png .svg .pdf .html.")
 @json_flag
 def audit(out: Path, tokenizer: str | None, plot: Path | None, as_json: bool) -> int:
     """Bias and quality of a run: lengths, endings, what is missing, repetitions, differences between servers.
@@ -136,14 +131,14 @@ def audit(out: Path, tokenizer: str | None, plot: Path | None, as_json: bool) ->
 
 
 @click.command()
-@_out
-@click.argument("inputs", nargs=-1, metavar="[NAME=]DATA...")
-@_option("--format", "kind", required=True, type=click.Choice(["conversations", "parquet"]),
+@out_argument
+@click.argument("inputs", nargs=-1, type=Data(), metavar="[NAME=]DATA...")
+@option("--format", "kind", required=True, type=click.Choice(["conversations", "parquet"]),
               help="Chats with their answers, or the tokenized samples.")
-@_option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Default: OUT/export/FORMAT.")
-@_option("--eval-fraction", type=click.FloatRange(0, 1), default=0.01, show_default=True,
+@option("--to", type=Directory(), metavar="DIR", help="Default: OUT/export/FORMAT.")
+@option("--eval-fraction", type=click.FloatRange(0, 1), default=0.01, show_default=True,
               help="Share of rows that go to eval.")
-@_option("--seed", type=int, default=0, show_default=True, help="Another seed, another choice of these rows.")
+@option("--seed", type=int, default=0, show_default=True, help="Another seed, another choice of these rows.")
 @_tokenizer
 @json_flag
 def export(out: Path, inputs: tuple[str, ...], kind: str, to: Path | None, eval_fraction: float, seed: int,
@@ -163,9 +158,9 @@ def export(out: Path, inputs: tuple[str, ...], kind: str, to: Path | None, eval_
 
 
 @click.command()
-@_out
-@_option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Default: OUT/report.html.")
-@_option("--redis", metavar="URL", help="Redis of a run that goes on, where it is not the one of its settings.")
+@out_argument
+@option("--to", type=click.Path(path_type=Path), metavar="FILE", help="Default: OUT/report.html.")
+@option("--redis", metavar="URL", help="Redis of a run that goes on, where it is not the one of its settings.")
 def report(out: Path, to: Path | None, redis: str | None) -> int:
     """A page about a run, one file without scripts: course, lengths, endpoints, losses, recipe, provenance.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class Group(click.Group):
@@ -34,6 +35,27 @@ class Urls(click.ParamType):
     def split_envvar_value(self, rv: str) -> list[str]:
         """`http://a:1 http://b:2` or `http://a:1,http://b:2`."""
         return [url for url in re.split(r"[\s,]+", rv) if url]
+
+
+class Directory(click.Path):
+    """A directory, there or not; a shell completes it as one. What else it may be is told by who reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Directories."""
+        return [CompletionItem(incomplete, type="dir")]
+
+
+class Data(click.ParamType):
+    """`[NAME=]PATH` or a place of files; a shell completes the path."""
+
+    name = "data"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Files."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 def option(*names: str, **attributes: Any):
@@ -67,5 +89,6 @@ change_options = options(
     option("--on-down", metavar="CMD", help="Run this once when an endpoint is lost; see docs/operating/endpoints.md."),
     option("--on-up", metavar="CMD", help="Run this once when it is back."),
 )
-out_argument = click.argument("out", type=click.Path(path_type=Path), required=False)
+out_argument = click.argument("out", type=Directory())
+out_or_redis_argument = click.argument("out", type=Directory(), required=False)
 run_id_option = option("--run", "run_id", metavar="ID", help="Which run, where a Redis has several.")

@@ -22,7 +22,7 @@ from app.capacity.plan import (
     wall_seconds,
 )
 from app.cli.talk import show
-from app.errors import OK, UsageError
+from app.errors import OK, USAGE, UsageError
 from app.lanes import expected_output_tokens
 from app.settings import RunSettings, settings_of
 from app.sglang.launch import Launch, launch_from_command
@@ -59,6 +59,16 @@ class Plan:
         return fit(self.kv_tokens, self.prompt_tokens, self.output_tokens, self.max_running)
 
     @property
+    def fits(self) -> list[Fit]:
+        """For requests of some usual lengths."""
+        if self.kv_tokens is None:
+            return []
+        return [
+            fit(self.kv_tokens, _PROMPT_SHARE * tokens, (1 - _PROMPT_SHARE) * tokens, self.max_running)
+            for tokens in _SHOWN_TOKENS
+        ]
+
+    @property
     def limit(self) -> str:
         """What keeps more requests from running."""
         own = self.own_fit
@@ -77,7 +87,7 @@ class Plan:
 
 
 def plan_command(values: Mapping[str, Any]) -> int:
-    """`headrace plan`."""
+    """`headrace plan`. USAGE if what was planned cannot be."""
     numbers = _checked(values)
     plan = Plan(
         kv_tokens=numbers["kv_tokens"], max_running=numbers["max_running_requests"],
@@ -101,8 +111,8 @@ def plan_command(values: Mapping[str, Any]) -> int:
     if numbers["as_json"]:
         show(json.dumps(_as_json(plan, memory, other, cache), ensure_ascii=False))
     else:
-        show("\n".join(_lines(plan, memory, other, cache)))
-    return OK
+        show("\n".join(_lines(plan, memory, other)))
+    return USAGE if cache is not None and cache.verdict == "impossible" else OK
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,11 +283,9 @@ def _cache_advice(plan: Plan, cache: HostCache | None) -> list[str]:
 
 def _as_json(plan: Plan, memory: GPUMemory | None, other: GPUMemory | None, cache: HostCache | None) -> dict[str, Any]:
     own = plan.own_fit
-    table = [fit(plan.kv_tokens, _PROMPT_SHARE * n, (1 - _PROMPT_SHARE) * n, plan.max_running) for n in _SHOWN_TOKENS] \
-        if plan.kv_tokens else []  # fmt: skip
     return {
         "kv_tokens": plan.kv_tokens, "max_running_requests": plan.max_running, "tokens_per_second": plan.throughput,
-        "fits": [dataclasses.asdict(one) for one in table],
+        "fits": [dataclasses.asdict(one) for one in plan.fits],
         "job": None if own is None else {
             "prompt_tokens": plan.prompt_tokens, "output_tokens": plan.output_tokens, "lengths_from": plan.lengths_from,
             **dataclasses.asdict(own), "limit": plan.limit, "completions": plan.completions,
@@ -300,14 +308,13 @@ def _memory_json(memory: GPUMemory | None) -> dict[str, Any] | None:
             "headroom_gib": memory.headroom_gib}  # fmt: skip
 
 
-def _lines(plan: Plan, memory: GPUMemory | None, other: GPUMemory | None, cache: HostCache | None) -> list[str]:
+def _lines(plan: Plan, memory: GPUMemory | None, other: GPUMemory | None) -> list[str]:
     lines: list[str] = []
     if plan.kv_tokens:
         ceiling = f", at most {plan.max_running:,} running" if plan.max_running else ""
         lines.append(f"{plan.kv_tokens:,} KV tokens{ceiling}")
         lines.append(f"  {'tokens a request':>18}{'fully grown':>13}{'in a flow':>11}")
-        for tokens in _SHOWN_TOKENS:
-            one = fit(plan.kv_tokens, _PROMPT_SHARE * tokens, (1 - _PROMPT_SHARE) * tokens, plan.max_running)
+        for tokens, one in zip(_SHOWN_TOKENS, plan.fits, strict=True):
             lines.append(f"  {tokens:>18,}{one.grown:>13,}{one.flowing:>11,}")
     if own := plan.own_fit:
         lines += [
@@ -323,7 +330,7 @@ def _lines(plan: Plan, memory: GPUMemory | None, other: GPUMemory | None, cache:
         if one is not None:
             lines.append(_memory_line(one))
     if plan.advice:
-        lines += ["", *(f"- {sentence}" for sentence in plan.advice)]
+        lines += [*([""] if lines else []), *(f"- {sentence}" for sentence in plan.advice)]
     return lines
 
 

@@ -48,7 +48,7 @@ def _command(command: click.Command, path: str) -> Iterator[str]:
     pieces = " ".join(command.collect_usage_pieces(context))
     yield f"## {path}\n\n`{path} {pieces}`\n\n{' '.join(text.split())}\n"
     if examples.strip():
-        yield f"```\n{inspect.cleandoc(examples).strip()}\n```\n"
+        yield f"```sh\n{inspect.cleandoc(examples).strip()}\n```\n"
     rows = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
     rows = [(name, what) for name, what in rows if what and not name.endswith("--help")]
     if rows:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def metrics_command(out: Path | None, redis_url: str | None, run_id: str | None,
     with sight_of(out, redis_url, run_id) as sight:
         exporter.show(sight.take(), sight.redis.histograms())
         say(f"metrics at http://{address}:{serve(exporter, address, port)}/metrics")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while True:
                 time.sleep(_LOOK_SECONDS)

@@ -152,10 +152,10 @@ def picture(seen: Snapshot, seconds: float, width: int, height: int) -> Group:
     notes = list(_notes(seen))
     room = max(2 * _LEAST_LINES, height - len(notes) - 4)
     most = max(_LEAST_LINES, room - min(len(seen.endpoints), room // 2))
+    left = max(_LEAST_LINES, room - min(len(seen.inventory["datasets"]) + 1, most))
     return Group(
-        _state_line(seen, seconds), _datasets(seen, width, most),
-        *_endpoint_lines(seen, max(_LEAST_LINES, room - min(len(seen.inventory["datasets"]) + 1, most))), *notes,
-    )  # fmt: skip
+        _state_line(seen, seconds), _datasets(seen, width, most), *_endpoint_lines(seen, width, left), *notes
+    )
 
 
 def _state_line(seen: Snapshot, seconds: float) -> Text:
@@ -189,25 +189,30 @@ def _dataset_cells(seen: Snapshot, one: dict) -> list[str | ProgressBar]:
     mark = "" if one["rows_final"] else "~" if expected else "+"
     rate = seen.rates[name].completions_per_second if name in seen.rates else 0.0
     return [
-        name, ProgressBar(total=max(1, total), completed=final, width=8), f"{one['tokenized']:,}",
+        name, _bar(final, total), f"{one['tokenized']:,}",
         f"~{total:,}" if mark == "~" else f"{total:,}{mark}", f"{one['rejected']:,}" if one["rejected"] else "–",
         f"{rate:.1f}", _known(one["queued"]), _known(one["in_flight"]),
     ]  # fmt: skip
 
 
-def _endpoint_lines(seen: Snapshot, most: int) -> Iterator[Text]:
+def _bar(final: int, total: int) -> ProgressBar:
+    return ProgressBar(total=max(1, total), completed=final, width=8, complete_style="green", finished_style="green")
+
+
+def _endpoint_lines(seen: Snapshot, width: int, most: int) -> Iterator[Text]:
     """Those in trouble first, when there is no room for all."""
     endpoints = list(seen.endpoints)
     if len(endpoints) > most:
         endpoints.sort(key=lambda one: one.open_since is None)
     for one in endpoints[:most]:
-        yield _endpoint_line(one)
+        yield _endpoint_line(one, width)
     if hidden := endpoints[most:]:
         away = sum(one.open_since is not None for one in hidden)
         yield Text(f"  and {len(hidden)} more" + (f", {away} of them away" if away else ", all well"), "dim")
 
 
-def _endpoint_line(endpoint: EndpointNow) -> Text:
+def _endpoint_line(endpoint: EndpointNow, width: int) -> Text:
+    """What fits, whole: a figure that is cut off would be read as another one."""
     line = Text(no_wrap=True, overflow="ellipsis")
     if endpoint.open_since is not None:
         line.append("○ ", "red")
@@ -216,13 +221,15 @@ def _endpoint_line(endpoint: EndpointNow) -> Text:
         return line
     line.append("● ", "green")
     line.append(f"{endpoint.url}  {endpoint.requests} requests")
-    if endpoint.waiting:
-        line.append(f" ({endpoint.waiting} wait)")
-    if budget := budget_tokens(endpoint):
-        line.append(f" · KV {_short(endpoint.tokens)} of {_short(budget)}")
-    if endpoint.pace:
-        line.append(f" · {_short(1000 * endpoint.pace * endpoint.requests)} tok/s")
-    line.append(f" · {endpoint.model.rstrip('/').rsplit('/', 1)[-1]}" if endpoint.model else "", "dim")
+    budget = budget_tokens(endpoint)
+    for part, style in (
+        (f" ({endpoint.waiting} wait)" if endpoint.waiting else "", ""),
+        (f" · KV {_short(endpoint.tokens)} of {_short(budget)}" if budget else "", ""),
+        (f" · {_short(1000 * endpoint.pace * endpoint.requests)} tok/s" if endpoint.pace else "", ""),
+        (f" · {endpoint.model.rstrip('/').rsplit('/', 1)[-1]}" if endpoint.model else "", "dim"),
+    ):
+        if line.cell_len + len(part) <= width:
+            line.append(part, style)
     return line
 
 

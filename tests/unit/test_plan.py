@@ -51,6 +51,14 @@ def test_hicache_size_is_per_rank(size, verdict, total):
     assert "lets no more requests run" in advice[1]
 
 
+@pytest.mark.parametrize(("size", "code"), [(48, 0), (50, 0), (300, 2)])
+def test_what_cannot_be_ends_with_a_code_that_a_script_sees(size, code):
+    line = ["plan", "--hicache-size", str(size), "--tp", "8", "--host-free-gb", "445"]
+    result = CliRunner().invoke(cli, line, standalone_mode=False)
+    assert result.return_value == code
+    assert result.output.startswith("- hicache_size")
+
+
 def test_a_launch_line_is_read_in_both_spellings():
     launch = launch_from_command(
         "sglang.launch_server --tp=8 --mem-fraction-static 0.93 --enable-hierarchical-cache --hicache-size 300"

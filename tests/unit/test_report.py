@@ -121,6 +121,19 @@ def test_the_command_writes_beside_the_results_or_where_it_is_told(rundir, tmp_p
     assert "is a directory" in str(refused.exception)
 
 
+def test_no_point_of_a_course_is_above_what_there_was_at_once():
+    """Four slots, in each one answer of 0.7 s after the other: four at once, never five."""
+    course = Course()
+    for n in range(400):
+        at = 1000 + (n // 4) * 0.7
+        course.add(at, at + 0.7, 1)
+    values = [value for _, value in course.points()]
+    assert max(values) == pytest.approx(4)
+    assert values[-1] == 0
+    inside = [value for at, value in course.points() if 1001 <= at < 1068]
+    assert inside == pytest.approx([4] * len(inside))
+
+
 def test_thinning_keeps_the_area():
     course = Course()
     for n in range(5000):

@@ -34,6 +34,7 @@ def test_every_line_of_the_picture_fits_its_terminal(width):
     if width >= 80:
         assert any(" 9,876,543 10,000,000 " in one for one in lines)
         assert any("gpu00.cluster.example:30000  412 requests" in one for one in lines)
+        assert not any("●" in one and "…" in one for one in lines)  # what does not fit is left out as a whole
 
 
 @pytest.mark.parametrize("height", [12, 24, 50])

@@ -64,7 +64,7 @@ def lengths(parts: Mapping[str, Lengths], title: str) -> str:
             weights=[list(one.counts.values()) for one in shown.values()], color=_cycle(len(shown)),
         )  # fmt: skip
         panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")
         panel.set_title(title, fontsize=9, loc="left")
         if len(shown) > 1:
             panel.legend(fontsize=8)

@@ -24,20 +24,32 @@ BIN_SECONDS = 1.0
 #: Nothing in flight for so long is a pause (a stop, an outage), not a gap between two answers.
 PAUSE_SECONDS = 30.0
 _LATENCY_BINS_PER_OCTAVE = 8
+_LEAST_SECONDS = 0.001
 _EXAMPLES = 3
 
 
 @dataclass(slots=True)
 class Course:
-    """Something over time, in bins: what each answer adds to all bins that it runs in."""
+    """Something over time, in bins: each answer adds to a bin as much as it ran in it, so a bin has the mean over its
+    time, and no bin is above what there ever was at once."""
 
     _changes: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, start: float, end: float, value: float) -> None:
-        """`value` from start to end, Unix times; at least one bin."""
+        """`value` from start to end, Unix times."""
         first, last = int(start // BIN_SECONDS), int(end // BIN_SECONDS)
-        self._changes[first] += value
-        self._changes[last + 1] -= value
+        if first == last:
+            self._put(first, first + 1, value * (end - start) / BIN_SECONDS)
+            return
+        self._put(first, first + 1, value * (first + 1 - start / BIN_SECONDS))
+        self._put(first + 1, last, value)
+        self._put(last, last + 1, value * (end / BIN_SECONDS - last))
+
+    def _put(self, first: int, until: int, value: float) -> None:
+        """`value` in all bins from first on before until."""
+        if value and first < until:
+            self._changes[first] += value
+            self._changes[until] -= value
 
     def points(self) -> list[tuple[float, float]]:
         """(Unix time of a change, value from then on), in order."""
@@ -95,7 +107,7 @@ class Report:
         points = self.in_flight.points()
         return [
             (start, end) for (start, value), (end, _) in itertools.pairwise(points)
-            if value < 0.5 and end - start >= PAUSE_SECONDS
+            if value == 0 and end - start >= PAUSE_SECONDS
         ]  # fmt: skip
 
     @property
@@ -138,14 +150,14 @@ def gather(rundir: RunDir, run_file: RunFile, inventory: dict[str, Any]) -> Repo
 
 
 def _answer(made: Report, dataset: str, line: dict[str, Any]) -> None:
-    tokens, seconds = line["num_output_tokens"], line["latency_seconds"]
+    tokens, seconds = line["num_output_tokens"], max(_LEAST_SECONDS, line["latency_seconds"])
     start = datetime.fromisoformat(line["started_at"]).timestamp()
     end = start + seconds
     made.first, made.last = min(made.first, start), max(made.last, end)
     made.prompt[dataset].add(line["num_prompt_tokens"])
     made.output[dataset].add(tokens)
     made.finish[dataset][line["finish_reason"]] += 1
-    made.tokens.add(start, end, tokens / (end // BIN_SECONDS - start // BIN_SECONDS + 1) / BIN_SECONDS)
+    made.tokens.add(start, end, tokens / seconds)
     made.in_flight.add(start, end, 1)
     one = made.endpoints.setdefault(line["endpoint"], EndpointFacts())
     one.model = line["model"]
