@@ -30,10 +30,11 @@ SETTLE_MS = int(2 * HEARTBEAT_SECONDS * 1000)
 UNKNOWN_CONCURRENCY = 64
 #: The first in its lane reserves a place after so long: others fit in while it does not.
 URGENT_SECONDS = 2.0
-_POLL_SECONDS = 0.1  # other workers' releases are seen this late
+#: Other workers' releases are seen this late: twice as late each time that nothing had come free.
+_POLL_SECONDS, _POLL_MOST_SECONDS = 0.1, 1.0
 _POLL_DOWN_SECONDS = 0.5  # all are away: Redis is not asked
 _GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
-_GATHER_SECONDS_PER_LEASE = 0.00002  # ... which costs Redis the more the more leases there are
+_GATHER_SECONDS_PER_LEASE = 0.00002  # ... the more of which there will be the more leases there are
 _ASK_LEAST, _ASK_MOST = 8, 64
 
 
@@ -81,6 +82,19 @@ class _Room:
     run: RunManifest
     queues: dict[Lane | None, deque[_Waiting]] = field(default_factory=lambda: {q: deque() for q in (None, *Lane)})
     ask: int = _ASK_LEAST
+    poll_seconds: float = _POLL_SECONDS
+
+    def enter(self, waiting: _Waiting) -> bool:
+        """Join the queue; returns whether it will be asked for at the next decision."""
+        queue = self.queues[None if waiting.past.suspicion.company else waiting.lane]
+        queue.append(waiting)
+        return len(queue) <= self.ask
+
+    def next_poll(self, fruitful: bool) -> float:
+        """Seconds until it is worth asking again, if nothing is heard meanwhile."""
+        poll = _POLL_SECONDS if fruitful else self.poll_seconds
+        self.poll_seconds = min(_POLL_MOST_SECONDS, poll * 2)
+        return poll
 
     def eldest(self) -> list[_Waiting]:
         """Whom to ask for now: the eldest of each queue, so that none hides another: suspects first, for they take the
@@ -129,8 +143,8 @@ class Admission:
         waiting = self._waiting(run, task, past)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
-        room.queues[None if past.suspicion.company else waiting.lane].append(waiting)
-        self._wake.set()
+        if room.enter(waiting):
+            self._wake.set()
         try:
             return await waiting.future
         except asyncio.CancelledError:
@@ -206,9 +220,10 @@ class Admission:
         room.ask = min(_ASK_MOST, room.ask * 2) if granted == len(asked) else max(_ASK_LEAST, granted * 2)
         if settling > 0:
             return min(settling / 1000, 1.0)
+        poll = room.next_poll(granted > 0)
         if granted == len(asked):
             return 0.0 if any(room.queues.values()) else None
-        return _POLL_SECONDS
+        return poll
 
     def _grant(self, waiting: _Waiting, url: str, endpoint: str, now_ms: int) -> None:
         lease = Lease(waiting.lease_id, url, endpoint, str(waiting.share(now_ms)))

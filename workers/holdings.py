@@ -127,7 +127,6 @@ class Holdings:
         if self.leases.pop(lease.id, None) is None:
             return None
         keys = EndpointKeys(lease.endpoint)
-        return asyncio.gather(
-            self._courier.command("ZREM", keys.leases, lease.id),
-            self._courier.command("HDEL", keys.lease_info, lease.id),
+        return asyncio.ensure_future(
+            self._courier.script("release_lease", [keys.leases, keys.lease_info], [lease.id])
         )

@@ -136,6 +136,11 @@ class EndpointKeys:
         return self._key("lease-info")
 
     @property
+    def lease_sums(self) -> str:
+        """HASH group of shares → "how many, their prompt tokens, the squares of those" (prelude/shares.lua)."""
+        return self._key("lease-info-sums")
+
+    @property
     def open(self) -> str:
         """STRING, JSON {since, evidence, why, told}: the breaker is open (app/store/breaker.py). Absent: closed."""
         return self._key("open")
@@ -190,5 +195,5 @@ class EndpointKeys:
     @property
     def all(self) -> list[str]:
         """Everything that is known of it."""
-        return [self.leases, self.lease_info, self.open, self.probe, self.watch, self.lost, self.info, self.control,
-                self.reserved, self.learned, self.observer, self.recalled]  # fmt: skip
+        return [self.leases, self.lease_info, self.lease_sums, self.open, self.probe, self.watch, self.lost, self.info,
+                self.control, self.reserved, self.learned, self.observer, self.recalled]  # fmt: skip

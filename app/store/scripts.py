@@ -11,14 +11,20 @@ from redis.exceptions import NoScriptError
 from app.store.keys import SEEN, WOKE
 
 _FOLDER = Path(__file__).parent / "lua"
-_JUDGES_EXPIRY = ("claim", "lease", "orphaned", "renew_claims", "renew_leases", "turned")
+#: What stands before a script, and before which.
+_PRELUDES = {
+    "absence": ("claim", "lease", "orphaned", "renew_claims", "renew_leases", "turned"),
+    "shares": ("lease", "publish", "release_lease", "renew_leases", "turned"),
+}
 
 
 def _read() -> dict[str, str]:
-    absence = (_FOLDER / "prelude" / "absence.lua").read_text(encoding="utf-8")
-    absence = absence.replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
+    def text(path: Path) -> str:
+        return path.read_text(encoding="utf-8").replace("{SEEN}", SEEN).replace("{WOKE}", WOKE)
+
+    preludes = {name: text(_FOLDER / "prelude" / f"{name}.lua") for name in _PRELUDES}
     return {
-        path.stem: (absence if path.stem in _JUDGES_EXPIRY else "") + path.read_text(encoding="utf-8")
+        path.stem: "".join(preludes[name] for name, of in _PRELUDES.items() if path.stem in of) + text(path)
         for path in sorted(_FOLDER.glob("*.lua"))
     }
 

@@ -3,8 +3,12 @@
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from app.capacity.share import parse_share
+from app.capacity.lengths import parse_curve
+from app.capacity.peak import Forecast, Held
+from app.capacity.share import Share, parse_share
 from app.store import scripts
 from app.store.holders import forget_all
 from app.store.keys import DEATHS, EPOCH, EXPECTED, SEEN, WOKE, EndpointKeys, RunKeys
@@ -168,15 +172,71 @@ def ask(client, *requests, budget=100, per_minute=-1):
     return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])[2:]
 
 
+def release(client, name):
+    """Its holder gives it back."""
+    scripts.call(client, "release_lease", [E1.leases, E1.lease_info], [name])
+
+
+def test_leases_without_their_sums_are_added_up_anew(redis_client):
+    """An older version wrote them, or a person took some away: what is held counts all the same."""
+    assert ask(redis_client, ("a", "short", 40, 0), ("b", "short", 40, 0)) == [1, 1]
+    redis_client.delete(E1.lease_sums)
+    assert ask(redis_client, ("c", "short", 40, 0)) == [0]
+    redis_client.zrem(E1.leases, "a")
+    redis_client.hdel(E1.lease_info, "a")
+    assert ask(redis_client, ("c", "short", 40, 0)) == [1]
+    for name in "bc":
+        release(redis_client, name)
+    assert not redis_client.exists(E1.leases, E1.lease_info, E1.lease_sums)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    held=st.lists(st.tuples(
+        st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 20_000), st.sampled_from([True, True, True, False])
+    ), max_size=40),
+    prompt=st.integers(1, 3000), rate=st.sampled_from([0.05, 0.3]),
+)  # fmt: skip
+def test_the_script_and_the_pure_module_predict_the_same_peak(redis_client, held, prompt, rate):
+    """Requests of any age, kind and allowance: a pool of that size takes one more, one a little smaller does not."""
+    curve = parse_curve("0:1 500:0.9 1000:0.6 2000:0.3 4000:0")
+    names, curves = EndpointKeys("same"), {"known": curve, "unknown": None}
+    redis_client.delete(*names.all)
+    redis_client.hset(EXPECTED, "known", curve.dump())
+    redis_client.hset(names.control, mapping={"rate": rate, "at": 10**15})
+    seconds, microseconds = redis_client.time()
+    now = seconds * 1000 + microseconds // 1000
+    kinds = ["known" if known else "unknown" for *_, known in held]
+    shares = [Share("short", *h[:2], now - h[2] - h[2] % 8, kind) for h, kind in zip(held, kinds, strict=True)]
+    words = [word for n, share in enumerate([Share("short", 1, 1, now, "known"), *shares]) for word in (n, str(share))]
+    scripts.call(redis_client, "renew_leases", [names.leases, names.lease_info], [60_000, *words])
+
+    def takes(pool):
+        asked = ["new", "short", prompt, 5000, "known", "1", "0", 0]
+        keys = [EPOCH, EXPECTED, *lease_keys(names)]
+        return scripts.call(redis_client, "lease", keys, [60_000, 0, 1, -1, -1, -1, pool, -1, *asked])[2] == 1
+
+    def peak():
+        seconds, microseconds = redis_client.time()
+        now = seconds * 1000 + microseconds / 1000
+        made = [share.made(now, rate) for share in (Share("short", 1, 1, now, "known"), *shares)]
+        all_of = [Share("short", 1, 1, int(now), "known"), *shares]
+        there = [Held(s.prompt_tokens + m, m, s.allowance, curves[s.kind]) for s, m in zip(all_of, made, strict=True)]
+        candidate = Held(prompt, 0, 5000, curve)
+        return Forecast(there, [candidate]).peak_with(candidate)
+
+    slack = 40 * 50 * rate + 0.004 * peak()  # of the time that passes between the two, and of neighbours in a group
+    assert not takes(int(peak() - slack))
+    assert takes(int(peak() + slack))
+
+
 def test_who_waited_long_reserves_its_place_and_neither_lane_starves_the_other(redis_client):
     """Once urgent, what others free is kept for it, whichever lane and worker they are of; then they go on."""
     assert ask(redis_client, ("a", "short", 50, 0), ("b", "short", 40, 0)) == [1, 1]
     assert ask(redis_client, ("big", "long", 80, 1)) == [0]
-    redis_client.zrem(E1.leases, "b")
-    redis_client.hdel(E1.lease_info, "b")
+    release(redis_client, "b")
     assert ask(redis_client, ("c", "short", 40, 0)) == [0]
-    redis_client.zrem(E1.leases, "a")
-    redis_client.hdel(E1.lease_info, "a")
+    release(redis_client, "a")
     assert ask(redis_client, ("c", "short", 40, 0), ("big", "long", 80, 1)) == [0, 1]
     assert not redis_client.exists(E1.reserved)
 
@@ -186,7 +246,7 @@ def test_a_request_larger_than_the_pool_goes_alone(redis_client):
     assert ask(redis_client, ("a", "short", 50, 0)) == [1]
     assert ask(redis_client, ("giant", "long", 5000, 1)) == [0]
     assert ask(redis_client, ("b", "short", 1, 0)) == [0]
-    redis_client.delete(E1.leases, E1.lease_info)
+    release(redis_client, "a")
     assert ask(redis_client, ("b", "short", 1, 0), ("giant", "long", 5000, 1), ("c", "short", 1, 0)) == [0, 1, 0]
 
 

@@ -32,8 +32,7 @@ def ask(client, *requests, endpoints=(ONE,)):
 def end(client, key, names=ONE):
     """The task's request is over."""
     lease = f"w@h:1:{name_of('r', key)}"
-    client.zrem(names.leases, lease)
-    client.hdel(names.lease_info, lease)
+    scripts.call(client, "release_lease", [names.leases, names.lease_info], [lease])
 
 
 def innocents(count):

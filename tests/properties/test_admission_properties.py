@@ -3,6 +3,9 @@
 On the real script and a real Redis. The peak is computed anew here, in Python, from what Redis says is held.
 """
 
+import dataclasses
+from collections import defaultdict
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from app.capacity.peak import Forecast, Held
 from app.capacity.share import parse_share
 from app.lanes import Lane
 from app.store import scripts
-from app.store.keys import EPOCH, EXPECTED, EndpointKeys
+from app.store.keys import EPOCH, EXPECTED, SEEN, EndpointKeys
 from workers.admission import lease_keys
 
 KV_TOKENS = 20_000
@@ -49,34 +52,36 @@ class Fleet(RuleBasedStateMachine):
             })  # fmt: skip
 
     def ask(self, asked, ttl):
-        """One call; returns [(place, request)]."""
-        words = []
+        """One call; returns (now, place of each, ids of each)."""
+        words, ids = [], []
         for lane, prompt, allowance, kind, may, urgent in asked:
             self.number += 1
-            words += [f"w:{self.number}", lane.value, prompt, allowance, kind, may, "1" if urgent else "0", 0]
+            ids.append(f"w:{self.number}")
+            words += [ids[-1], lane.value, prompt, allowance, kind, may, "1" if urgent else "0", 0]
         keys = [EPOCH, EXPECTED, *(key for names in ENDPOINTS for key in lease_keys(names))]
         endpoint = [*self.ceilings, KV_TOKENS, -1]
-        _, now, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])
-        return now, places
+        _, _, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])
+        return int(self.client.get(SEEN)), places, ids
 
-    def held(self, names, now):
-        """(granted before, lane, request) of every lease, as the script should see it."""
+    def held(self, names, now, ids=()):
+        """(granted before, lane, request) of every lease, as the script should see it; ids: of those granted now."""
         rate = float(self.client.hget(names.control, "rate"))
-        for share in map(parse_share, self.client.hvals(names.lease_info)):
+        for lease, text in self.client.hgetall(names.lease_info).items():
+            share = parse_share(text)
             made = share.made(now, rate)
             request = Held(share.prompt_tokens + made, made, share.allowance, KINDS[share.kind])
-            yield share.granted_ms < now, share.lane, request
+            yield lease.decode() not in ids, share.lane, request
 
     @rule(asked=ASKED, ttl=st.sampled_from([1, 60_000]))
     def lease(self, asked, ttl):
         """A grant fits, or it found the endpoint empty; nobody joins where an elder of its lane was refused."""
-        now, places = self.ask(asked, ttl)
+        now, places, ids = self.ask(asked, ttl)
         everybody = [Held(prompt, 0, allowance, KINDS[kind]) for _, prompt, allowance, kind, *_ in asked]
         everybody += [request for names in ENDPOINTS for *_, request in self.held(names, now)]
         for place, names in zip((1, 2), ENDPOINTS, strict=True):
             if place not in places:
                 continue
-            held = list(self.held(names, now))
+            held = list(self.held(names, now, ids))
             forecast = Forecast([request for before, _, request in held if before], everybody)
             for request in (request for before, _, request in held if not before):
                 forecast.add(request)
@@ -110,14 +115,30 @@ class Fleet(RuleBasedStateMachine):
         leases = self.client.zrange(at.leases, 0, -1)
         if leases:
             lease = leases[which % len(leases)]
-            self.client.zrem(at.leases, lease)
-            self.client.hdel(at.lease_info, lease)
+            scripts.call(self.client, "release_lease", [at.leases, at.lease_info], [lease])
+
+    @rule(which=st.integers(0, 10), at=st.sampled_from(ENDPOINTS), older=st.sampled_from([0, 700]))
+    def assert_anew(self, which, at, older):
+        """A heartbeat; also one that tells a share otherwise than Redis knows it."""
+        leases = self.client.zrange(at.leases, 0, -1)
+        if leases:
+            lease = leases[which % len(leases)]
+            share = parse_share(self.client.hget(at.lease_info, lease))
+            share = dataclasses.replace(share, granted_ms=share.granted_ms - older)
+            scripts.call(self.client, "renew_leases", [at.leases, at.lease_info], [60_000, lease, str(share)])
 
     @invariant()
-    def both_keys_tell_the_same(self):
-        """Every lease has its share and every share its lease."""
+    def all_keys_tell_the_same(self):
+        """Every lease has its share, every share its lease, and the sums are those of the shares."""
         for names in ENDPOINTS:
             assert set(self.client.zrange(names.leases, 0, -1)) == set(self.client.hkeys(names.lease_info))
+            groups = defaultdict(list)
+            for text in self.client.hvals(names.lease_info):
+                share = parse_share(text)
+                group = str(dataclasses.replace(share, prompt_tokens=0)).replace(" 0 ", " ", 1)
+                groups[group.encode()].append(share.prompt_tokens)
+            sums = {key: f"{len(group)} {sum(group)} {sum(n * n for n in group)}" for key, group in groups.items()}
+            assert self.client.hgetall(names.lease_sums) == {key: text.encode() for key, text in sums.items()}
 
 
 @pytest.mark.timeout(120)

@@ -5,7 +5,7 @@
 --       per endpoint: ceiling of requests, of short, of long, KV tokens, requests per minute (each -1: none),
 --       then per request, eldest first: lease id, lane, prompt tokens, allowance, curve, endpoints it may use as a
 --       string of "0"/"1" per endpoint, urgent "0"/"1", company (most requests at its endpoint, itself included; 0: any)
--- RETURNS: {settling_ms left, now_ms, then per request: index of its endpoint from 1, or 0 if it waits}
+-- RETURNS: {settling_ms left, granted_ms, then per request: index of its endpoint from 1, or 0 if it waits}
 -- A request joins an endpoint if the predicted peak of all that its pool will hold stays within f * KV (the arithmetic
 -- of app/capacity/peak.py and lengths.py), of several the one with the largest free share; an empty one takes any.
 -- Nobody joins an endpoint at which an elder of its lane was refused. What does not fit while others do becomes
@@ -13,6 +13,7 @@
 -- A suspect (company > 0) joins only where it has no more company than that, and nobody joins it beyond that; while it
 -- waits it stands in nobody's way, until it is urgent: then an endpoint empties for it.
 local SLOTS, MARGIN, CLIP, LEAST, RARE, STALE_MS, RESERVED_MS = 64, 3, 4096, 256, 0.005, 10000, 2000
+local GRAIN_MS, GRAIN_MOST_MS = 128, 512
 local REFUSED, NO_ROOM = -1, -2
 local ceil, floor, max, min, sqrt = math.ceil, math.floor, math.max, math.min, math.sqrt
 local ttl, settle, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -74,10 +75,7 @@ end
 -- what each endpoint holds
 
 local function drop_expired(leases, info)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do
-    redis.call('ZREM', leases, id)
-    redis.call('HDEL', info, id)
-  end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do free(leases, info, id) end
 end
 
 local function controlled(key, endpoint)
@@ -94,24 +92,35 @@ local function controlled(key, endpoint)
   end
 end
 
-local function shares_of(endpoint) -- the hot loop over all leases
-  local match, rate, held, entries, n = string.match, endpoint.rate, endpoint.held, endpoint.entries, 0
-  for _, share in ipairs(redis.call('HVALS', endpoint.info)) do
-    local lane, prompt, allowance, granted, name, company = match(share, '^(%a+) (%d+) (%d+) (%d+) (%S+) ?(%d*)$')
+local function add_up(info) -- anew: an older version, or a person, wrote leases without their sums
+  redis.call('DEL', info .. '-sums')
+  for _, share in ipairs(redis.call('HVALS', info)) do add_share(info, share, 1) end
+end
+
+local function shares_of(endpoint) -- the hot loop: over groups of leases
+  local match, rate, entries, n = string.match, endpoint.rate, {}, 0
+  local held = { all = 0, short = 0, long = 0, tokens = 0 }
+  endpoint.held, endpoint.entries, endpoint.company = held, entries, math.huge
+  local sums = redis.call('HGETALL', endpoint.info .. '-sums')
+  for i = 1, #sums, 2 do
+    local lane, allowance, granted, name, company = match(sums[i], '^(%a+) (%d+) (%d+) (%S+) ?(%d*)$')
+    local number, prompts, squares = match(sums[i + 1], '^(%d+) (%d+) (%d+)$')
     if company ~= '' then endpoint.company = min(endpoint.company, tonumber(company)) end
-    allowance = allowance + 0
+    allowance, number, prompts = allowance + 0, number + 0, prompts + 0
     local curve, made = curves[name], (now - granted) * rate
     if curve == nil then curve = curve_of(name) end
     if made > allowance - 1 then made = allowance - 1 end
     if made < 0 then made = 0 end
-    local left, tokens = most_left(curve, made, allowance), prompt + made
-    held[lane] = held[lane] + 1
-    held.tokens = held.tokens + tokens
-    entries[n + 1], entries[n + 2], entries[n + 3], entries[n + 4] = curve, made, tokens, left
-    n = n + 4
+    local left = most_left(curve, made, allowance)
+    held[lane], held.all = held[lane] + number, held.all + number
+    held.tokens = held.tokens + prompts + number * made
+    entries[n + 1] = {
+      curve = curve, made = made, left = left, count = number, held = prompts + number * made,
+      squares = squares + 2 * made * prompts + number * made * made,
+    }
+    n = n + 1
     if not curve and left > horizon then horizon = left end
   end
-  held.all = n / 4
 end
 
 local function reserved_at(key)
@@ -131,12 +140,15 @@ for e = 1, count do
     control = KEYS[key + 3], reservation = KEYS[key + 4],
     all = tonumber(ARGV[at]), short = tonumber(ARGV[at + 1]), long = tonumber(ARGV[at + 2]),
     tokens = tonumber(ARGV[at + 3]), rpm = tonumber(ARGV[at + 4]),
-    held = { all = 0, short = 0, long = 0, tokens = 0 }, entries = {}, wanted = false,
-    mean = {}, variance = {}, most = {}, company = math.huge,
+    wanted = false, mean = {}, variance = {}, most = {},
   }
   drop_expired(endpoint.leases, endpoint.info)
   controlled(endpoint.control, endpoint)
   shares_of(endpoint)
+  if endpoint.held.all ~= redis.call('HLEN', endpoint.info) then
+    add_up(endpoint.info)
+    shares_of(endpoint)
+  end
   endpoint.reserved = reserved_at(endpoint.reservation)
   endpoints[e] = endpoint
 end
@@ -145,11 +157,19 @@ end
 -- ended; those of a kind and about an age are counted together
 
 local step = max(1, horizon / SLOTS)
+
+-- the moment written into grants is rounded, by a quarter of a step of the fastest endpoint at most either way
+local fastest, grain = 0, GRAIN_MS
+for _, endpoint in ipairs(endpoints) do fastest = max(fastest, endpoint.rate) end
+if fastest > 0 then grain = GRAIN_MOST_MS end
+while fastest > 0 and grain > 1 and grain * fastest > step / 2 do grain = grain / 2 end
+answer[2] = floor(now / grain + 0.5) * grain
+
 local function slot_of(left) return min(SLOTS, max(1, ceil(left / step))) end
 
 local function fill_grid(curve) -- share of answers that get to slot * step
   local xs, ys, grid, i = curve.made, curve.share, {}, 1
-  for slot = 0, 2 * SLOTS + 1 do
+  for slot = 0, 2 * SLOTS + 2 do
     local x = slot * step
     while xs[i + 1] and xs[i + 1] <= x do i = i + 1 end
     grid[slot] = xs[i + 1] and ys[i] + (ys[i + 1] - ys[i]) * (x - xs[i]) / (xs[i + 1] - xs[i]) or 0
@@ -157,24 +177,29 @@ local function fill_grid(curve) -- share of answers that get to slot * step
   curve.grid = grid
 end
 
+local function present_of(curve, made) -- share that got so far; 0 where the curve says nothing of those
+  if not curve then return 0 end
+  if not curve.grid then fill_grid(curve) end
+  local first = floor(made / step)
+  if first > SLOTS then return 0 end
+  local low = curve.grid[first]
+  local present = low + (curve.grid[first + 1] - low) * (made / step - first)
+  return present > RARE / 2 and present or 0
+end
+
 local function alive_of(curve, made, last) -- share still there at moments 0 to `last`
-  local alive = { [0] = 1 }
-  if curve then
-    if not curve.grid then fill_grid(curve) end
+  local alive, present = { [0] = 1 }, present_of(curve, made)
+  if present > 0 then
     local grid, first = curve.grid, floor(made / step)
-    local part, present = made / step - first, 0
-    if first <= SLOTS then present = grid[first] + (grid[first + 1] - grid[first]) * part end
-    if present > RARE / 2 then
-      for k = 1, last do
-        local low = grid[first + k]
-        local share = (low + (grid[first + k + 1] - low) * part) / present
-        if share <= 0 then break end
-        alive[k] = share
-      end
-      return alive
+    for k = 1, last do
+      local low = grid[first + k]
+      local share = (low + (grid[first + k + 1] - low) * (made / step - first)) / present
+      if share <= 0 then break end
+      alive[k] = share
     end
-    last = min(last, ceil(LEAST / step))
+    return alive
   end
+  if curve then last = min(last, ceil(LEAST / step)) end
   for k = 1, last do alive[k] = 1 end
   return alive
 end
@@ -198,29 +223,55 @@ local function join(endpoint, alive, count, held, squares)
   end
 end
 
+-- the same for those who are there, in one loop, without `most`; returns the last moment that any of them may see
+local function spread(endpoint, curve, group, present)
+  local mean, variance, grid = endpoint.mean, endpoint.variance, curve.grid
+  local count, held, squares, first = group.count, group.held, group.squares, floor(group.made / step)
+  local low, high, part = grid[first], grid[first + 1], group.made / step - first
+  local k, share, steps, total = 0, 1, 0, held
+  repeat
+    mean[k] = mean[k] + total * share
+    variance[k] = variance[k] + (squares + (held + total) * steps) * share * (1 - share)
+    k, steps, low, high = k + 1, steps + step, high, grid[first + k + 2]
+    share, total = (low + (high - low) * part) / present, held + count * steps
+  until k > group.slot or share <= 0
+  return k - 1
+end
+
 for _, endpoint in ipairs(endpoints) do
   for k = 0, SLOTS do endpoint.mean[k], endpoint.variance[k], endpoint.most[k] = 0, 0, 0 end
-  local groups, entries = {}, endpoint.entries
-  for i = 1, #entries, 4 do
-    local curve, made, tokens, slot = entries[i], entries[i + 1], entries[i + 2], slot_of(entries[i + 3])
-    local of_curve = groups[curve]
-    if not of_curve then
-      of_curve = {}
-      groups[curve] = of_curve
-    end
-    local key = floor(made / step) * (SLOTS + 1) + slot
+  local groups = {}
+  for _, entry in ipairs(endpoint.entries) do
+    local slot = slot_of(entry.left)
+    local of_curve = groups[entry.curve] or {}
+    groups[entry.curve] = of_curve
+    local key = floor(entry.made / step) * (SLOTS + 1) + slot
     local group = of_curve[key]
     if not group then
       group = { count = 0, made = 0, held = 0, squares = 0, slot = slot }
       of_curve[key] = group
     end
-    group.count, group.made = group.count + 1, group.made + made
-    group.held, group.squares = group.held + tokens, group.squares + tokens * tokens
+    group.count, group.made = group.count + entry.count, group.made + entry.count * entry.made
+    group.held, group.squares = group.held + entry.held, group.squares + entry.squares
   end
+  local held_until, count_until = {}, {}
+  for k = 0, SLOTS do held_until[k], count_until[k] = 0, 0 end
   for curve, of_curve in pairs(groups) do
     for _, group in pairs(of_curve) do
-      join(endpoint, alive_of(curve, group.made / group.count, group.slot), group.count, group.held, group.squares)
+      group.made = group.made / group.count
+      local present = present_of(curve, group.made)
+      if present > 0 then
+        local last = spread(endpoint, curve, group, present)
+        held_until[last], count_until[last] = held_until[last] + group.held, count_until[last] + group.count
+      else
+        join(endpoint, alive_of(curve, group.made, group.slot), group.count, group.held, group.squares)
+      end
     end
+  end
+  local held, count = 0, 0
+  for k = SLOTS, 0, -1 do
+    held, count = held + held_until[k], count + count_until[k]
+    endpoint.most[k] = endpoint.most[k] + held + count * k * step
   end
 end
 
@@ -269,13 +320,13 @@ local function room(endpoint, request)
 end
 
 local function grant(endpoint, request)
-  local share = table.concat({ request.lane, request.prompt, request.allowance, string.format('%.0f', now), request.curve }, ' ')
+  local granted = string.format('%.0f', answer[2])
+  local share = table.concat({ request.lane, request.prompt, request.allowance, granted, request.curve }, ' ')
   if request.company > 0 then
     share = share .. ' ' .. request.company
     endpoint.company = min(endpoint.company, request.company)
   end
-  redis.call('ZADD', endpoint.leases, now + ttl, request.id)
-  redis.call('HSET', endpoint.info, request.id, share)
+  hold(endpoint.leases, endpoint.info, request.id, now + ttl, share)
   endpoint.held.all = endpoint.held.all + 1
   endpoint.held[request.lane] = endpoint.held[request.lane] + 1
   endpoint.held.tokens = endpoint.held.tokens + request.prompt

@@ -5,10 +5,7 @@
 -- RETURNS: 1 if it entered the stream, 0 if the key is in the stream already
 -- A payload that is missing while the key is not in the stream means committed, or a Redis that forgot:
 -- the record goes in, the collector drops what the files have.
-if ARGV[5] ~= '' then
-  redis.call('ZREM', KEYS[6], ARGV[5])
-  redis.call('HDEL', KEYS[7], ARGV[5])
-end
+if ARGV[5] ~= '' then free(KEYS[6], KEYS[7], ARGV[5]) end
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('HDEL', KEYS[4], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1])

@@ -4,8 +4,7 @@
 -- RETURNS: 1 if it waits now, 0 if a live foreign holder has the key, or it is in the stream already
 -- A payload that is missing while the key is not in the stream means committed, or a Redis that forgot: the chat is kept,
 -- and the producer drops what the files have. Requests and charges are counted anew for each turn.
-redis.call('ZREM', KEYS[8], ARGV[4])
-redis.call('HDEL', KEYS[9], ARGV[4])
+free(KEYS[8], KEYS[9], ARGV[4])
 local holder, expiry = redis.call('HGET', KEYS[4], ARGV[1]), redis.call('ZSCORE', KEYS[3], ARGV[1])
 if holder and holder ~= ARGV[2] and expiry and (tonumber(expiry) > now or waking > 0) then return 0 end
 redis.call('ZREM', KEYS[3], ARGV[1])
