@@ -65,6 +65,18 @@ def test_unacknowledged_messages_are_where_the_visibility_heartbeat_looks():
     assert "zadd" in source
 
 
+def test_acknowledging_is_what_workers_delivery_does_for_many_at_once():
+    """Two removals from Redis, then the tag is dirty; clients are made by channel._create_client(asynchronous)."""
+    source = re.sub(r"\s+", " ", inspect.getsource(kombu.transport.redis.QoS))
+    assert "self._remove_from_indices(delivery_tag).execute() super().ack(delivery_tag)" in source
+    removal = "pipe.zrem(self.unacked_index_key, delivery_tag) \\ .hdel(self.unacked_key, delivery_tag)"
+    assert removal in source
+    assert "self._quick_ack = self._dirty.add" in inspect.getsource(kombu.transport.virtual.QoS)
+    channel = inspect.getsource(kombu.transport.redis.Channel)
+    assert "def _create_client(self, asynchronous=False)" in channel
+    assert "yield self._create_client()" in channel
+
+
 def test_nobody_else_touches_private_attributes():
     """Outside workers/pool.py and workers/delivery.py, no code of ours reaches into another library's underscores."""
     allowed = {"pool.py", "delivery.py"}
