@@ -85,7 +85,7 @@ def test_usage_faults_are_one_sentence_that_helps(data, capsys, arguments, words
         ("--sampling", '{"max_tokens": 5}', "did you mean max_new_tokens"),
         ("--sampling", '{"n": 2}', "--samples"),
         ("--template-kwargs", "3", "--template-kwargs must be a JSON object"),
-        ("--template-kwargs", '{"a": "\\ud800"}', "--template-kwargs is not valid UTF-8"),
+        ("--template-kwargs", '{"a": "\\ud800"}', "--template-kwargs holds \\ud800"),
         ("--system", "a\udcff", "--system is not valid UTF-8"),
         ("--endpoint", "ftp://x", "ftp://x"),
         ("--endpoint", "http://x:99999", "http://x:99999"),
