@@ -130,9 +130,10 @@ def test_a_refused_write_leaves_the_file_as_it_was(path):
     """The kernel takes a part of the lines and then refuses: all are undone, one sentence says so, work goes on."""
     with Appender(path) as file:
         file.append([A])
+        before = os.stat(path).st_mtime_ns
         with file_size_limit(len(A) + 12), pytest.raises(StorageError, match="cannot write: File too large"):
             file.append([B, B])
-        assert path.read_bytes() == A
+        assert (path.read_bytes(), os.stat(path).st_mtime_ns) == (A, before)  # no trace: it was not edited
         assert file.append([B]) == [len(A)]
     assert path.read_bytes() == A + B
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from app.errors import StorageError
+from app.jsonl import Appender
 from app.ledger import Committed, Ledger, Missing, State
 from app.ledger.schema import Slot
 from app.ledger.tally import merge
@@ -381,6 +382,39 @@ def test_a_completion_of_several_turns_counts_when_all_its_turns_are_there(ledge
     write(rundir, samples[2:])
     ledger.catch_up()
     assert (only(ledger).tokenized, only(ledger).samples, only(ledger).pending) == (1, 3, 0)
+
+
+def test_a_completion_whose_turns_were_exchanged_counts_as_nothing(ledger, rundir):
+    """Its samples are whole, and no proof of it: the row is pending, and known to be torn."""
+    for row in range(2):
+        turns = [response(a_row(row), turn=turn, turns=2) for turn in range(2)]
+        write(rundir, [*turns, *[sample_of(turn, SampleFilters(), AT) for turn in turns]])
+    ledger.catch_up()
+    read(ledger, DIGESTS[:2])
+    assert only(ledger).tokenized == 2
+    path = rundir.file("chat", RAW)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    ledger.catch_up()
+    assert (only(ledger).tokenized, only(ledger).pending, len(ledger.torn("chat").responses)) == (1, 1, 1)
+
+
+def test_a_cut_is_no_edit_and_costs_no_reading(ledger, rundir):
+    """What was seen unfinished and is cut leaves the file at the size it was read to, with another time. (An edit that
+    left no trace stands for what a second reading would find.)"""
+    fill(rundir)
+    ledger.catch_up()
+    read(ledger, DIGESTS)
+    path = rundir.file("chat", REJECTED)
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"empty_output"', b'"output_empty"'))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with path.open("ab") as file:
+        file.write(b'{"half": ')
+    ledger.catch_up()
+    Appender(path).close()
+    ledger.catch_up()
+    assert only(ledger).rejected_by_reason == {"empty_output": 1, "too_long": 1}
 
 
 def test_two_ledgers_may_read_the_same_files_at_once(rundir, monkeypatch):
