@@ -10,6 +10,6 @@ transaction. Two processes write it: the producer registers the rows of the inpu
 """
 
 from app.ledger.ledger import Ledger
-from app.ledger.schema import Committed, DatasetCounts, Missing, Seen, State, Torn
+from app.ledger.schema import Bookmark, Committed, DatasetCounts, Missing, Seen, State, Torn
 
-__all__ = ["Committed", "DatasetCounts", "Ledger", "Missing", "Seen", "State", "Torn"]
+__all__ = ["Bookmark", "Committed", "DatasetCounts", "Ledger", "Missing", "Seen", "State", "Torn"]

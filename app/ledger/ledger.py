@@ -11,6 +11,7 @@ from app.ledger.passes import Pass
 from app.ledger.schema import (
     HAS_RAW,
     VERDICT,
+    Bookmark,
     Committed,
     DatasetCounts,
     Missing,
@@ -74,11 +75,39 @@ class Ledger(Store):
                 self._dataset_id(name)  # one that waits for its first row is not complete
             self._db.execute("UPDATE dataset SET rows_final = 0")
             self._db.execute("DELETE FROM temp.repeat")
+            self._db.execute("DELETE FROM bookmark")  # rows may come to stand elsewhere
             if named is not None:
                 self._forget_others(named)
             seq = self._meta("seq")
         self._pass = Pass(number, seq)
         return number
+
+    def bookmarks(self, dataset: str) -> list[Bookmark]:
+        """Up to where the input was read, in its order; read them before a pass begins."""
+        query = "SELECT file, number, offset, rows, whole, digest, stamp FROM bookmark WHERE dataset = ? ORDER BY 1, 2"
+        with self._transaction("DEFERRED"):
+            return [Bookmark(*found) for found in self._db.execute(query, (self._find_dataset(dataset),))]
+
+    def set_bookmark(self, dataset: str, mark: Bookmark) -> None:
+        """All rows up to there have been registered in this pass, or stand before where it began."""
+        with self._transaction():
+            self._put_bookmarks(self._dataset_id(dataset), [mark])
+
+    def begin_behind(self, dataset: str, bookmarks: Sequence[Bookmark]) -> list[Bookmark]:
+        """Take the rows before the last of these bookmarks for seen, in the pass that has begun; before `see_rows`.
+
+        Returns the bookmarks; none if the ledger does not have just the rows that they speak of.
+        """
+        with self._transaction():
+            ds = self._dataset_id(dataset)
+            good = bool(bookmarks) and self._rows_up_to(ds, bookmarks[-1]) == bookmarks[-1].rows
+            kept = list(bookmarks) if good else []
+            self._put_bookmarks(ds, kept)
+        if kept:
+            self._current_pass.begin_behind(ds, kept[-1][:2], kept[-1].rows)
+        else:
+            self._current_pass.begin_behind(ds)
+        return kept
 
     def see_rows(self, dataset: str, rows: Sequence[tuple[str, int, int]]) -> list[Seen]:
         """Register rows (digest, file, number) of the input, in its order; says what each has already.
@@ -88,12 +117,13 @@ class Ledger(Store):
         with self._transaction():
             ds = self._dataset_id(dataset)
             batch = self._current_pass.batch(ds, self._meta("seq"))
-            keys = [bytes.fromhex(digest) for digest, _, _ in rows]
-            known = self._rows_and_indices(ds, keys)
-            for key, (_, file, number) in zip(keys, rows, strict=True):
+            digests = [bytes.fromhex(digest) for digest, _, _ in rows]
+            known = self._rows_and_indices(ds, digests)
+            for digest, (_, file, number) in zip(digests, rows, strict=True):
+                key = digest
                 row, _ = known.get(key, UNKNOWN)
-                if batch.has_seen(key, row):
-                    key = self._next_occurrence(ds, key)
+                while batch.has_seen(key, row):
+                    key = self._next_occurrence(ds, digest)
                     known |= self._rows_and_indices(ds, [key])
                     row, _ = known.get(key, UNKNOWN)
                 batch.see(key, row, file, number)
@@ -113,8 +143,8 @@ class Ledger(Store):
             ds = self._dataset_id(dataset)
             (rows,) = self._db.execute("SELECT rows FROM dataset WHERE id = ?", (ds,)).fetchone()
             if rows != current.rows_seen(ds):
-                everything = self._db.execute("SELECT row_id, seq FROM row WHERE dataset = ?", (ds,))
-                self._forget_rows(ds, [key for key, seq in everything if not current.has_seen(ds, seq)])
+                everything = self._db.execute("SELECT row_id, seq, file, number FROM row WHERE dataset = ?", (ds,))
+                self._forget_rows(ds, [key for key, *row in everything if not current.has_seen(ds, tuple(row))])
             self._db.execute("UPDATE dataset SET rows_final = 1 WHERE id = ?", (ds,))
 
     @property
@@ -122,6 +152,19 @@ class Ledger(Store):
         if self._pass is None:
             raise RuntimeError("begin_pass comes first")
         return self._pass
+
+    def _put_bookmarks(self, ds: int, bookmarks: Iterable[Bookmark]) -> None:
+        self._db.executemany(
+            "INSERT OR REPLACE INTO bookmark VALUES(?, ?, ?, ?, ?, ?, ?, ?)", [(ds, *mark) for mark in bookmarks]
+        )
+
+    def _rows_up_to(self, ds: int, mark: Bookmark) -> int:
+        """How many rows are registered up to a bookmark. They are counted only where there are others."""
+        (rows,) = self._db.execute("SELECT rows FROM dataset WHERE id = ?", (ds,)).fetchone()
+        if rows != mark.rows:
+            query = "SELECT count(*) FROM row WHERE dataset = ? AND (file, number) <= (?, ?)"
+            (rows,) = self._db.execute(query, (ds, *mark[:2])).fetchone()
+        return rows
 
     def _next_occurrence(self, ds: int, key: bytes) -> bytes:
         """The key of one more row equal to one that was seen in this pass."""
