@@ -94,11 +94,13 @@ class Conveyor:
             words = [word for parcel in some for word in (parcel.key, parcel.blob)]
             keys = [self._keys.turned(dataset), self._keys.payload(dataset)]
             waited = self.patiently(lambda keys=keys, words=words: scripts.call(self._client, "advance", keys, words))
+            crash_point("turn_advanced")
             self._publish([parcel for parcel, sent in zip(some, waited, strict=True) if sent])
 
     def end(self, dataset: str, key: str, kind: str, lines: bytes) -> None:
         """Hand a chat that is over to the collector, whole. kind: "response" or "rejected"."""
         self._hand_over(dataset, key, kind, lines)
+        crash_point("chat_handed_over")
         self.forget(dataset, key)
 
     def forget(self, dataset: str, key: str) -> None:
