@@ -15,8 +15,8 @@ from tests.acceptance.harness import extra_requests
 from tests.belt import manifest, published, put, until, worker
 
 TASKS = 4
-#: 50 s a task: claims expire after 20 s, messages return after 30 s.
-SLOW = SimulatorConfig(output_lengths="fixed", output_mean=100, step_seconds=0.5, max_running_requests=1000)
+#: 100 s a task: claims expire after 20 s, messages return after 30 s.
+SLOW = SimulatorConfig(output_lengths="fixed", output_mean=200, step_seconds=0.5, max_running_requests=1000)
 
 
 @pytest.mark.long
@@ -29,7 +29,7 @@ def test_a_worker_that_was_stopped_for_long_lets_go_of_what_others_do_by_now(tmp
     client.set(EPOCH, 0)
     try:
         with running_simulator(SLOW) as endpoint:
-            run, leases = manifest(endpoint.url, max_new_tokens=120), EndpointKeys(endpoint_key(endpoint.url)).leases
+            run, leases = manifest(endpoint.url, max_new_tokens=220), EndpointKeys(endpoint_key(endpoint.url)).leases
             with worker(server.url, tmp_path, name="sleeps") as sleeps:
                 keys = put(client, server.url, run, TASKS)
                 until(lambda: endpoint.stats()["running"] == TASKS, 60, what="its tasks run")
@@ -44,8 +44,9 @@ def test_a_worker_that_was_stopped_for_long_lets_go_of_what_others_do_by_now(tmp
                     until(all_run_twice, 90, what="they run elsewhere, too")
                     assert client.zcard(leases) == TASKS
                     sleeps.send_signal(signal.SIGCONT)
-                    until(lambda: endpoint.stats()["running"] == TASKS, 40, what="it ends its own requests")
+                    until(lambda: endpoint.stats()["running"] == TASKS, 25, what="it ends its own requests")
                     assert client.zcard(leases) == TASKS
+                    endpoint.faults(slow=0.02)
                     until(lambda: client.xlen(RunKeys("run1").responses) == TASKS, 90, what="all are published")
                     assert sorted(one["key"] for one in published(client)) == sorted(keys)
                     assert extra_requests(endpoint) == TASKS
