@@ -7,7 +7,8 @@ segment by segment, up to the first that is not what it was.
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from app.ledger import Bookmark, Ledger
 from app.settings import RunSettings
 from producers.catalog import Chunk, interleave, shape_options
 from producers.inputs import Dataset
-from producers.readers import is_plain_lines
+from producers.readers import RawRow, is_plain_lines, read_lines_at
 
 _EVERY_LINES = 50_000
 _SETTLED_SECONDS = 2.0  # a file that was just written may be written again without another time to it
@@ -109,6 +110,19 @@ class _Marker:
             return
         self._number, self._offset = number, end
         yield Bookmark(self._file, number, end, self._rows, whole, digest, stamp if _is_settled(path) else "")
+
+
+def rows_at(
+    path: Path, numbers: Iterable[int], marks: Iterable[Bookmark], max_row_bytes: int
+) -> Iterator[RawRow]:
+    """The rows at these lines of a JSON Lines file, each read for from the bookmark before it. marks: of this file."""
+    starts = [(0, 0), *((mark.number, mark.offset) for mark in marks if not mark.whole)]
+
+    def start_of(number: int) -> tuple[int, int]:
+        return starts[bisect_left(starts, (number,)) - 1]
+
+    for (number, offset), some in itertools.groupby(sorted(numbers), key=start_of):
+        yield from read_lines_at(path, set(some), max_row_bytes, offset, number)
 
 
 def trusted(paths: Sequence[Path], bookmarks: Sequence[Bookmark], reading: bytes) -> list[Bookmark]:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import redis
@@ -20,7 +20,7 @@ from app.allowances import Allowances
 from app.crash import crash_point
 from app.errors import error_of
 from app.identity import task_key
-from app.ledger import Ledger, Missing
+from app.ledger import Bookmark, Ledger, Missing
 from app.manifest import RunManifest
 from app.reasons import STAGE_OF, Rejected
 from app.records import Conversation, RejectedRecord, completion_id, slot_of
@@ -29,11 +29,11 @@ from app.settings import RunSettings
 from app.store.fleet import run_at
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
-from producers.bookmarks import InputPass
+from producers.bookmarks import InputPass, rows_at
 from producers.catalog import Chunk, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
-from producers.readers import expected_rows, read_lines_at
+from producers.readers import expected_rows
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
 from producers.shapes import turns_in
 from producers.turns import Turns
@@ -90,17 +90,18 @@ class _Reader:
                 yield from self._still_to_do(dataset, known.row_id, raw.number, result, indices, outstanding)
 
     def known_gaps(
-        self, dataset: Dataset, gaps: Iterable[Missing], outstanding: set[str], max_row_bytes: int
-    ) -> Iterator[Row | Refusal]:
+        self, dataset: Dataset, gaps: Iterable[Missing], outstanding: set[str], max_row_bytes: int,
+        marks: Sequence[Bookmark] = (),
+    ) -> Iterator[Row | Refusal]:  # fmt: skip
         """Rows that the ledger knows to lack something, found by their place in the input without reading the rest.
 
-        Only those of JSON Lines that still stand where they stood.
+        Only those of JSON Lines that still stand where they stood. marks: bookmarks that hold, to look from.
         """
         wanted: dict[int, dict[int, tuple[str, list[int]]]] = defaultdict(dict)
         for one in gaps:
             wanted[one.file].setdefault(one.number, (one.row_id, []))[1].append(one.completion_index)
         for file, path in enumerate(dataset.paths):
-            for raw in read_lines_at(path, set(wanted[file]), max_row_bytes) if wanted[file] else ():
+            for raw in rows_at(path, wanted[file], [mark for mark in marks if mark.file == file], max_row_bytes):
                 row_id, indices = wanted[file][raw.number]
                 digest, result = read_row(raw, self._shapes)
                 if digest == row_id.partition("-")[0]:
@@ -188,12 +189,13 @@ class Producer:
         outstanding = self._conveyor.outstanding(self._names)
         for dataset in self._datasets:
             gaps = self._ledger.missing(dataset.name, _MOST_GAPS + 1) if pending[dataset.name] else []
-            unfound = {mark.file for mark in over.behind[dataset.name] if mark.whole} & {gap.file for gap in gaps}
+            marks = over.behind[dataset.name]
+            unfound = {mark.file for mark in marks if mark.whole} & {gap.file for gap in gaps}
             if len(gaps) > _MOST_GAPS:
                 gaps, unfound = gaps[:_MOST_FIRST], {0}
             if unfound:
                 over.begin_before(dataset.name, min(unfound))
-            found = self._reader.known_gaps(dataset, gaps, outstanding, self._settings.max_row_bytes)
+            found = self._reader.known_gaps(dataset, gaps, outstanding, self._settings.max_row_bytes, marks)
             while some := list(itertools.islice(found, _CHUNK_ROWS)):
                 self._submit(some)
                 self._tick()

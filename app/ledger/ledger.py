@@ -26,12 +26,17 @@ from app.ledger.store import UNKNOWN, Change, Store
 from app.ledger.tally import Slots, counts_of, facts
 from app.rundir import RAW, TOKENIZED, RunDir
 
+# The rows that lack one are few and told by a count of what each has, which is one look instead of one an index.
 _MISSING = """
-WITH RECURSIVE wanted(i) AS (
-    SELECT 0 UNION ALL SELECT i + 1 FROM wanted WHERE i + 1 < (SELECT samples_wanted FROM dataset WHERE id = ?1))
-SELECT row_id, i, file, number FROM row CROSS JOIN wanted
-WHERE dataset = ?1 AND row_id >= ?2 AND (row_id, i) > (?2, ?3) AND NOT EXISTS (
-    SELECT 1 FROM completion c WHERE c.dataset = ?1 AND c.row_id = row.row_id AND c.idx IN (i, -1))
+WITH RECURSIVE of(samples) AS (SELECT samples_wanted FROM dataset WHERE id = ?1),
+wanted(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM wanted WHERE i + 1 < (SELECT samples FROM of)),
+lacking AS NOT MATERIALIZED (
+    SELECT row_id, file, number FROM row WHERE dataset = ?1 AND row_id >= ?2 AND (SELECT samples FROM of) > (
+        SELECT count(*) FROM completion c
+        WHERE c.dataset = ?1 AND c.row_id = row.row_id AND c.idx >= 0 AND c.idx < (SELECT samples FROM of)))
+SELECT row_id, i, file, number FROM lacking CROSS JOIN wanted
+WHERE (row_id, i) > (?2, ?3) AND NOT EXISTS (
+    SELECT 1 FROM completion c WHERE c.dataset = ?1 AND c.row_id = lacking.row_id AND c.idx IN (i, -1))
 ORDER BY row_id, i LIMIT ?4
 """
 _NOTHING: frozenset[int] = frozenset()

@@ -63,8 +63,16 @@ def read_records(path: Path, *, max_row_bytes: int = DEFAULT_MAX_ROW_BYTES) -> I
     return _finished(path, _READERS[sniff(source)](source, max_row_bytes))
 
 
-def read_lines_at(path: Path, numbers: set[int], max_row_bytes: int) -> Iterator[RawRow]:
-    """The rows at these line numbers of a JSON Lines file; nothing but them is parsed. Of another format: none."""
+def read_lines_at(
+    path: Path, numbers: set[int], max_row_bytes: int, offset: int = 0, number: int = 0
+) -> Iterator[RawRow]:
+    """The rows at these line numbers of a JSON Lines file; nothing but them is parsed. Of another format: none.
+
+    offset: a byte to begin at, of a plain file, where line `number` has ended.
+    """
+    if offset:
+        yield from rows_at(Source(path, offset), numbers, max_row_bytes, number + 1)
+        return
     with _open(path) as file:
         if file.read(len(PARQUET_MAGIC)) in (b"", PARQUET_MAGIC):
             return

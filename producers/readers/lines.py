@@ -46,10 +46,10 @@ def json_line_rows(source: Source, max_bytes: int, first: int = 1) -> Iterator[R
             yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
 
 
-def rows_at(source: Source, numbers: set[int], max_bytes: int) -> Iterator[RawRow]:
+def rows_at(source: Source, numbers: set[int], max_bytes: int, first: int = 1) -> Iterator[RawRow]:
     """The rows of a JSON Lines file that stand at these lines, as `json_line_rows` has them."""
     last = max(numbers, default=0)
-    for number, line, too_large in split_lines(source, max_bytes):
+    for number, line, too_large in split_lines(source, max_bytes, first):
         if number in numbers and not too_large and line and not line.isspace():
             yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
         if number >= last:

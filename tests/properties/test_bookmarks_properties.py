@@ -15,7 +15,7 @@ from app.ledger.schema import unpack_row_id
 from app.rundir import RunDir
 from app.settings import RunSettings
 from producers import bookmarks, catalog
-from producers.bookmarks import InputPass
+from producers.bookmarks import InputPass, rows_at
 from producers.catalog import read_row, rows_of, shape_options
 from producers.inputs import Dataset
 from producers.readers import read_records
@@ -118,6 +118,16 @@ def test_an_unchanged_input_is_not_read_again_and_a_grown_one_only_where_it_grew
         file.write('{"prompt":"new"}\n{"prompt":"b3"}\n')
     assert known.read() == 2
     known.assert_known()
+
+
+def test_a_row_is_found_from_the_bookmark_before_it(known):
+    """The same rows as by reading all, whatever lines are asked for."""
+    marks = [mark for mark in known.ledger.bookmarks("d") if mark.file == 1]
+    assert len(marks) > 2
+    everything = {row.number: row for row in read_records(known.paths[1])}
+    for numbers in ({1, 2, 3, 4, 7, 12}, {4}, {12}, set(everything), {99}):
+        found = list(rows_at(known.paths[1], numbers, marks, 1 << 20))
+        assert found == [everything[number] for number in sorted(numbers & everything.keys())]
 
 
 def test_an_edit_that_keeps_size_and_time_is_noticed(known):
