@@ -76,7 +76,7 @@ class Input:
 
 @given(st.lists(st.tuples(FILE, FILE, st.sampled_from(["write", "append", "keep"]), st.none() | st.integers(0, 9)),
                 min_size=1, max_size=5))  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_becomes_of_the_files_a_whole_pass_leaves_just_their_rows(steps):
     """Written anew, grown or kept, with passes broken off anywhere between."""
     with tempfile.TemporaryDirectory() as folder:
