@@ -1,8 +1,11 @@
-"""How fast a large run is found again: `python benchmarks/resume.py --rows 1000000 [--folder DIR]`.
+"""How fast a large run is found again: `python benchmarks/resume.py --rows 1000000 [--folder DIR] [--lay]`.
 
-Makes a real run of tiny rows by hand (all but the last ten are done), and measures the same `headrace run` three
-times: until its first new request reaches a simulated server, with the ledger, and with the ledger deleted; the most
-memory of each of its processes; and the ledger's rebuilding alone. About 1.2 KB of disk a row, removed at the end.
+Makes a real run of tiny rows by hand (all but the last ten are done), and measures the same `headrace run` several
+times: until its first new request reaches a simulated server, or its end where nothing is left to do; the most memory
+of each of its processes; and the ledger's rebuilding alone. About 1.2 KB of disk a row, removed at the end.
+
+--lay: for more rows than the machine has patience. The ledger is laid as a run leaves it, and the two files hold only
+their first line: whoever resumes with a ledger reads none of the others. Only such starts are measured.
 """
 
 import argparse
@@ -21,10 +24,14 @@ import psutil
 
 from app.identity import task_key
 from app.ledger import Ledger
+from app.ledger.schema import HAS_RAW, State, pack_row_id
 from app.rundir import RAW, TOKENIZED, RunDir
+from app.settings import load_settings
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.sglang.simulator.running import RunningSimulator
+from producers.bookmarks import InputPass
 from producers.catalog import read_row
+from producers.inputs import parse_inputs
 from producers.readers import RawRow
 from producers.shapes import ShapeOptions
 
@@ -59,12 +66,42 @@ def write_rows(out: Path, data: Path, rows: int) -> None:
                 file.write(line.replace(first["key"].encode(), key.encode()))
 
 
-def resume(what: str, out: Path, data: Path, endpoint: RunningSimulator) -> None:
-    """Start the run, wait for its first new request, note what its processes needed, stop it."""
+def lay_ledger(out: Path) -> None:
+    """What the ledger says once the input was read to its end and all rows but the last ones are done."""
+    rundir = RunDir(out)
+    settings = load_settings(rundir.private / "settings.json").model_copy(update={"limit": None})
+    with Ledger.open(rundir) as ledger:
+        ledger.catch_up()
+        over, db, rows = InputPass(parse_inputs(settings.inputs), settings, ledger), ledger._db, 0
+        db.execute("CREATE TEMP TABLE laid(row_id BLOB, number INTEGER)")
+        for _, chunk in over.chunks():
+            some = [(pack_row_id(read_row(raw, ShapeOptions())[0]), raw.number) for _, raw in chunk or ()]
+            db.executemany("INSERT INTO laid VALUES(?, ?)", some)
+            rows += len(some)
+        done = rows - _NEW
+        with ledger._transaction():
+            for table in ("row", "completion", "tally"):
+                db.execute(f"DELETE FROM {table}")
+            db.execute("INSERT INTO row SELECT 1, row_id, number, 0, number FROM laid ORDER BY row_id")
+            db.execute(
+                "INSERT INTO completion SELECT 1, row_id, 0, ?, '', 0 FROM laid WHERE number <= ? ORDER BY row_id",
+                (State.TOKENIZED, done),
+            )
+            db.execute("UPDATE dataset SET rows = ?, rows_final = 1", (rows,))
+            ledger._set_meta("seq", rows)
+            ledger._add_to_tally(1, {(1, 0, state, ""): done for state in (int(State.TOKENIZED), HAS_RAW)})
+        assert rows > 1_000_000 or not ledger.discrepancies()
+
+
+def resume(what: str, out: Path, data: Path, endpoint: RunningSimulator, new: int = 2) -> None:
+    """Start the run, wait for its first new request, note what its processes needed, wait for its end.
+
+    new: requests that show it; the first is the canary. 0: there is nothing to do.
+    """
     before, started = endpoint.stats()["requests"], time.perf_counter()
     process, most = start(out, data, endpoint.url), {}
     try:
-        while endpoint.stats()["requests"] < before + 2 and process.poll() is None:  # the first is the canary
+        while (not new or endpoint.stats()["requests"] < before + new) and process.poll() is None:
             note_memory(process.pid, most)
             time.sleep(0.05)
         seconds = time.perf_counter() - started
@@ -108,25 +145,31 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="where the files go (default: TMPDIR)")
+    parser.add_argument("--lay", action="store_true", help="lay the ledger instead of writing all lines")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="headrace-resume-", dir=arguments.folder))
     try:
         with running_simulator(_CONFIG) as endpoint:
-            data, out = folder / "rows.jsonl", folder / "out"
+            data, out, rows = folder / "rows.jsonl", folder / "out", arguments.rows
             with data.open("wb") as file:
-                file.writelines(b'{"prompt":"row %d"}\n' % n for n in range(arguments.rows))
+                file.writelines(b'{"prompt":"row %d"}\n' % n for n in range(rows))
             start(out, data, endpoint.url, "--limit", "1").wait()
             started = time.perf_counter()
-            write_rows(out, data, arguments.rows)
+            lay_ledger(out) if arguments.lay else write_rows(out, data, rows)
             size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**30
-            print(f"{arguments.rows:,} rows, {size:.1f} GB, made in {time.perf_counter() - started:.0f} s")
-            rebuild(out)
-            resume("input never seen by the ledger", out, data, endpoint)
-            add_rows(data, arguments.rows)
-            resume("resumed with the ledger", out, data, endpoint)
-            add_rows(data, arguments.rows + _NEW)
-            RunDir(out).ledger.unlink()
-            resume("resumed with the ledger deleted", out, data, endpoint)
+            print(f"{rows:,} rows, {size:.1f} GB, made in {time.perf_counter() - started:.0f} s", flush=True)
+            if not arguments.lay:
+                rebuild(out)
+                resume("input never seen by the ledger", out, data, endpoint)
+                add_rows(data, rows)
+            resume("resumed, ten rows left", out, data, endpoint)
+            resume("all done, the same command", out, data, endpoint, new=0)
+            add_rows(data, rows + _NEW)
+            resume("the input grew by ten rows", out, data, endpoint)
+            if not arguments.lay:
+                add_rows(data, rows + 2 * _NEW)
+                RunDir(out).ledger.unlink()
+                resume("the ledger was deleted", out, data, endpoint)
     finally:
         shutil.rmtree(folder)
 

@@ -4,18 +4,18 @@ Invariant: the same input gives the same rows with the same ids, whoever reads i
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from app.identity import bytes_digest, row_digest
-from app.ledger import Ledger
+from app.ledger import Bookmark, Ledger
 from app.reasons import Reason, Rejected
 from app.records import Conversation
 from app.settings import RunSettings
 from producers.inputs import Dataset
-from producers.readers import RawRow, read_records
+from producers.readers import RawRow, read_lines_behind, read_records
 from producers.shapes import ShapeOptions, conversation_of, turns_in
 
 _CHUNK_ROWS = 64
@@ -76,9 +76,15 @@ def shape_options(settings: RunSettings) -> ShapeOptions:
     )  # fmt: skip
 
 
-def interleave(datasets: list[Dataset], settings: RunSettings) -> Iterator[tuple[str, Chunk | None]]:
-    """Chunks of (file number, record) of each dataset in turn; None as a dataset's last chunk."""
-    readers = {dataset.name: _records(dataset, settings) for dataset in datasets}
+def interleave(
+    datasets: Sequence[Dataset], settings: RunSettings, behind: Mapping[str, Bookmark] | None = None
+) -> Iterator[tuple[str, Chunk | None]]:
+    """Chunks of (file number, record) of each dataset in turn; None as a dataset's last chunk.
+
+    behind: by dataset, where to begin if not at its beginning.
+    """
+    starts = behind or {}
+    readers = {dataset.name: _records(dataset, settings, starts.get(dataset.name)) for dataset in datasets}
     while readers:
         for name, reader in list(readers.items()):
             chunk = list(itertools.islice(reader, _CHUNK_ROWS))
@@ -89,10 +95,16 @@ def interleave(datasets: list[Dataset], settings: RunSettings) -> Iterator[tuple
                 del readers[name]
 
 
-def _records(dataset: Dataset, settings: RunSettings) -> Iterator[tuple[int, RawRow]]:
-    count = 0
+def _records(dataset: Dataset, settings: RunSettings, start: Bookmark | None) -> Iterator[tuple[int, RawRow]]:
+    count, most = 0, settings.max_row_bytes
     for file, path in enumerate(dataset.paths):
-        for raw in read_records(path, max_row_bytes=settings.max_row_bytes):
+        if start and (file < start.file or (file == start.file and start.whole)):
+            continue
+        if start and file == start.file:
+            records = read_lines_behind(path, start.offset, start.number, most)
+        else:
+            records = read_records(path, max_row_bytes=most)
+        for raw in records:
             if settings.limit is not None and count >= settings.limit:
                 return
             count += 1

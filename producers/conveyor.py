@@ -50,7 +50,9 @@ class Conveyor:
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
         self._aside = {lane: _Aside() for lane in Lane}
-        self._unclaimed: dict[str, set[bytes]] = defaultdict(set)
+        self._unclaimed: dict[str, set[bytes]] = defaultdict(set)  #: when the lanes had turned over
+        self._taken: dict[str, set[bytes]] = defaultdict(set)  #: of those then, whose messages had been taken
+        self._newest: dict[str, bytes] = {}  #: lane → the message that came last when they had turned over
         self.trouble: str | None = None
         self.while_waiting: Callable[[], None] = lambda: None  #: done again and again while a lane is full
         #: asked right before tasks are sent, however long they waited for room: those that still need to be
@@ -94,11 +96,13 @@ class Conveyor:
             words = [word for parcel in some for word in (parcel.key, parcel.blob)]
             keys = [self._keys.turned(dataset), self._keys.payload(dataset)]
             waited = self.patiently(lambda keys=keys, words=words: scripts.call(self._client, "advance", keys, words))
+            crash_point("turn_advanced")
             self._publish([parcel for parcel, sent in zip(some, waited, strict=True) if sent])
 
     def end(self, dataset: str, key: str, kind: str, lines: bytes) -> None:
         """Hand a chat that is over to the collector, whole. kind: "response" or "rejected"."""
         self._hand_over(dataset, key, kind, lines)
+        crash_point("chat_handed_over")
         self.forget(dataset, key)
 
     def forget(self, dataset: str, key: str) -> None:
@@ -149,16 +153,18 @@ class Conveyor:
     def send_again(self, datasets: Iterable[str], *, at_once: bool = False) -> int:
         """Send messages again for keys that nobody works on; returns how many.
 
-        Those whose claim expired, always. Those never claimed, if no message waits: a message that a worker took and
-        did not claim died with it, or was lost; seen so twice in a row (`at_once`: once). Too often is harmless, a
-        worker that finds a key claimed or done ends at once.
+        Those whose claim expired, always. Those never claimed, if no message for them waits: a message that a worker
+        took and did not claim died with it, or was lost; seen so twice in a row (`at_once`: once). Too often is
+        harmless, a worker that finds a key claimed or done ends at once.
         """
-        idle, total = self.lanes_are_empty(), 0
+        empty, turned_over, total = self.lanes_are_empty(), self._have_turned_over(), 0
         for dataset in datasets:
-            expired = self._orphaned(dataset, unclaimed=False)
-            unclaimed = self._orphaned(dataset, unclaimed=True) if idle else set()
-            again = expired | (unclaimed if at_once else unclaimed & self._unclaimed[dataset])
-            self._unclaimed[dataset] = unclaimed - again
+            again = self._orphaned(dataset, unclaimed=False)
+            if turned_over:
+                unclaimed = self._orphaned(dataset, unclaimed=True)
+                again |= unclaimed if at_once and empty else unclaimed & self._taken[dataset]
+                self._taken[dataset] = (unclaimed if empty else unclaimed & self._unclaimed[dataset]) - again
+                self._unclaimed[dataset] = unclaimed
             if again:
                 blobs = self.patiently(lambda d=dataset, keys=again: self._client.hmget(self._keys.payload(d), *keys))
                 self._publish([parcel_of(unpack_task(blob), blob) for blob in blobs if blob])
@@ -169,6 +175,20 @@ class Conveyor:
         """Whether no message waits in any lane."""
         self._look(force=True)
         return not any(self._queued.values())
+
+    def _have_turned_over(self) -> bool:
+        """Whether all messages that waited when this was so last have been taken: lanes are first in, first out, and
+        those of a shared Redis may never be empty."""
+        lanes = [CELERY_PREFIX + lane.queue for lane in Lane]
+
+        def wait_still() -> bool:
+            return any(self._client.lpos(lane, newest) is not None for lane, newest in self._newest.items())
+
+        if self.patiently(wait_still):
+            return False
+        newest = self.patiently(lambda: [self._client.lindex(lane, 0) for lane in lanes])
+        self._newest = {lane: message for lane, message in zip(lanes, newest, strict=True) if message is not None}
+        return True
 
     def _orphaned(self, dataset: str, *, unclaimed: bool) -> set[bytes]:
         keys = [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)]

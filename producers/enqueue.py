@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import redis
@@ -20,19 +20,20 @@ from app.allowances import Allowances
 from app.crash import crash_point
 from app.errors import error_of
 from app.identity import task_key
-from app.ledger import Ledger
+from app.ledger import Bookmark, Ledger, Missing
 from app.manifest import RunManifest
 from app.reasons import STAGE_OF, Rejected
-from app.records import RejectedRecord, completion_id, slot_of
+from app.records import Conversation, RejectedRecord, completion_id, slot_of
 from app.rundir import RunDir
 from app.settings import RunSettings
 from app.store.fleet import run_at
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
-from producers.catalog import Chunk, interleave, read_row, shape_options, source_id_text
+from producers.bookmarks import InputPass, rows_at
+from producers.catalog import Chunk, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
-from producers.readers import expected_rows, read_lines_at
+from producers.readers import expected_rows
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
 from producers.shapes import turns_in
 from producers.turns import Turns
@@ -42,7 +43,8 @@ _RECONCILE_SECONDS = 6.0  # longer than a heartbeat: workers have told an empty 
 _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _CHUNK_ROWS = 64
-_MOST_FIRST = 2000  #: rows that are found by their place before the input is read: enough to fill a fleet meanwhile
+_MOST_FIRST = 2000  #: rows that are found by their place before more is read: enough to fill a fleet meanwhile
+_MOST_GAPS = 100_000  #: more rows than this are not looked up by their places: the input is read instead
 _TURN_SECONDS = 0.05
 
 
@@ -59,9 +61,8 @@ def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> 
             ledger.begin_pass(settings.samples, names)  # or the others' completeness would pass for the run's
         if new or not all(counts[name].rows_final for name in names) or ledger.pending_total():
             return False
-        ledger.begin_pass(settings.samples, names)
         reader = _Reader(settings, recipe, ledger)
-        for dataset, chunk in interleave(datasets, settings):
+        for dataset, chunk in InputPass(datasets, settings, ledger).chunks():
             if chunk is None:
                 ledger.end_pass(dataset)
             elif any(reader.missing_of(dataset, chunk, set())):
@@ -84,43 +85,44 @@ class _Reader:
         seen = self._ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
         crash_point("row_registered")
         for (_, raw, _, result), known in zip(read, seen, strict=True):
-            if known.row_verdict or self._is_in(outstanding, dataset, known.row_id, -1):
-                continue
-            if isinstance(result, Rejected):
-                row = Row(dataset, known.row_id, "", raw.number, None, ())
-                yield Refusal(row, result.reason, result.detail)
-                continue
-            missing = tuple(
-                index for index in range(self._samples)
-                if index not in known.final and not self._is_in(outstanding, dataset, known.row_id, index)
-            )  # fmt: skip
-            if missing:
-                own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, known.row_id)
-                turns = turns_in(result, self._shapes)
-                yield Row(dataset, known.row_id, own, raw.number, result, missing, allowances, turns)
+            if not known.row_verdict:
+                indices = [index for index in range(self._samples) if index not in known.final]
+                yield from self._still_to_do(dataset, known.row_id, raw.number, result, indices, outstanding)
 
-    def known_gaps(self, dataset: Dataset, outstanding: set[str], max_row_bytes: int) -> Iterator[Row]:
+    def known_gaps(
+        self, dataset: Dataset, gaps: Iterable[Missing], outstanding: set[str], max_row_bytes: int,
+        marks: Sequence[Bookmark] = (),
+    ) -> Iterator[Row | Refusal]:  # fmt: skip
         """Rows that the ledger knows to lack something, found by their place in the input without reading the rest.
 
-        Not all of them, and only what still stands where it stood: a pass finds the others.
+        Only those of JSON Lines that still stand where they stood. marks: bookmarks that hold, to look from.
         """
         wanted: dict[int, dict[int, tuple[str, list[int]]]] = defaultdict(dict)
-        for one in self._ledger.missing(dataset.name, _MOST_FIRST):
+        for one in gaps:
             wanted[one.file].setdefault(one.number, (one.row_id, []))[1].append(one.completion_index)
         for file, path in enumerate(dataset.paths):
-            for raw in read_lines_at(path, set(wanted[file]), max_row_bytes):
+            for raw in rows_at(path, wanted[file], [mark for mark in marks if mark.file == file], max_row_bytes):
                 row_id, indices = wanted[file][raw.number]
                 digest, result = read_row(raw, self._shapes)
-                if digest != row_id.partition("-")[0] or isinstance(result, Rejected):
-                    continue
-                missing = tuple(
-                    index for index in indices
-                    if index < self._samples and not self._is_in(outstanding, dataset.name, row_id, index)
-                )  # fmt: skip
-                if missing:
-                    own, allowances = source_id_text(result.source_id), self._allowances.of(dataset.name, row_id)
-                    turns = turns_in(result, self._shapes)
-                    yield Row(dataset.name, row_id, own, raw.number, result, missing, allowances, turns)
+                if digest == row_id.partition("-")[0]:
+                    indices = [index for index in indices if index < self._samples]
+                    yield from self._still_to_do(dataset.name, row_id, raw.number, result, indices, outstanding)
+
+    def _still_to_do(
+        self, dataset: str, row_id: str, number: int, result: Conversation | Rejected, indices: list[int],
+        outstanding: set[str],
+    ) -> Iterator[Row | Refusal]:  # fmt: skip
+        """What a row is to be rendered or refused for, if neither it nor these completions are on their way."""
+        if self._is_in(outstanding, dataset, row_id, -1):
+            return
+        if isinstance(result, Rejected):
+            yield Refusal(Row(dataset, row_id, "", number, None, ()), result.reason, result.detail)
+            return
+        missing = tuple(index for index in indices if not self._is_in(outstanding, dataset, row_id, index))
+        if missing:
+            own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, row_id)
+            turns = turns_in(result, self._shapes)
+            yield Row(dataset, row_id, own, number, result, missing, allowances, turns)
 
     def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
         return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
@@ -154,7 +156,6 @@ class Producer:
             self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
             self._conveyor.send_again(self._names, at_once=True)
-            self._ship_known_gaps()
             self._pass()
             while wait and not self._complete():
                 self._pass()
@@ -179,15 +180,25 @@ class Producer:
 
         self._conveyor.patiently(publish)
 
-    def _ship_known_gaps(self) -> None:
-        """A large run that resumes works within seconds, while the pass over its input takes minutes."""
+    def _ship_known_gaps(self, over: InputPass) -> None:
+        """What rows lack of which the ledger knows the places. Where a pass begins behind them, that is all of it;
+        where it is to read them, they are some that keep the fleet busy meanwhile."""
         if self._settings.limit is not None:
             return  # another one than last time would ask for fewer rows
+        pending = {counts.dataset: counts.pending for counts in self._ledger.counts()}
         outstanding = self._conveyor.outstanding(self._names)
         for dataset in self._datasets:
-            gaps = self._reader.known_gaps(dataset, outstanding, self._settings.max_row_bytes)
-            while chunk := list(itertools.islice(gaps, _CHUNK_ROWS)):
-                self._pool.submit(chunk)
+            gaps = self._ledger.missing(dataset.name, _MOST_GAPS + 1) if pending[dataset.name] else []
+            marks = over.behind[dataset.name]
+            unfound = {mark.file for mark in marks if mark.whole} & {gap.file for gap in gaps}
+            if len(gaps) > _MOST_GAPS:
+                gaps, unfound = gaps[:_MOST_FIRST], {0}
+            if unfound:
+                over.begin_before(dataset.name, min(unfound))
+            found = self._reader.known_gaps(dataset, gaps, outstanding, self._settings.max_row_bytes, marks)
+            while some := list(itertools.islice(found, _CHUNK_ROWS)):
+                self._submit(some)
+                self._tick()
         self._ship(self._pool.results(wait=True))
 
     def _publish_expected_rows(self) -> None:
@@ -201,21 +212,25 @@ class Producer:
 
     def _pass(self) -> None:
         """Read all input once, interleaving the datasets; send what neither ledger nor Redis has."""
-        self._ledger.begin_pass(self._settings.samples, self._names)
+        over = InputPass(self._datasets, self._settings, self._ledger)
+        self._ship_known_gaps(over)
         self._outstanding = self._conveyor.outstanding(self._names)
-        for dataset, chunk in interleave(self._datasets, self._settings):
-            self._ship(self._pool.results(wait=False))
+        for dataset, chunk in over.chunks():
             if chunk is None:
                 self._ledger.end_pass(dataset)
             else:
-                missing = list(self._reader.missing_of(dataset, chunk, self._outstanding))
-                self._pool.submit([row for row in missing if isinstance(row, Row)])
-                for refusal in missing:
-                    if isinstance(refusal, Refusal):
-                        self._refuse(refusal)
+                self._submit(list(self._reader.missing_of(dataset, chunk, self._outstanding)))
             self._tick()
         self._ship(self._pool.results(wait=True))
         self._conveyor.put_aside_back()
+
+    def _submit(self, missing: list[Row | Refusal]) -> None:
+        """Have rows rendered, and ship what has been; refuse what cannot be."""
+        self._ship(self._pool.results(wait=False))
+        self._pool.submit([row for row in missing if isinstance(row, Row)])
+        for refusal in missing:
+            if isinstance(refusal, Refusal):
+                self._refuse(refusal)
 
     def _ship(self, results: Iterator[Rendered]) -> None:
         for items in results:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from app.chats import Replay, Said, all_said, history_of, parts_of, replay
+from app.crash import crash_point
 from app.identity import task_key
 from app.ledger import Ledger
 from app.manifest import RunManifest
@@ -64,6 +65,7 @@ class Turns:
 
     def _send(self, found: list[Next]) -> None:
         """A chat that the files have already (Redis forgot, and was told again) is dropped."""
+        crash_point("turn_rendered")
         known = set(self._ledger.known([one.slot for one in found]))
         for one in found:
             if one.slot in known:

@@ -210,6 +210,7 @@ class _Story:
              keys.published(dataset), keys.sent, keys.charges, endpoint.leases, endpoint.lease_info],
             [self.task.key, self.claim.holder, pack_task(made), lease.id],
         )  # fmt: skip
+        crash_point("turn_made")
         return "turn" if kept else "made by another"
 
     def _forget(self) -> Lease | None:

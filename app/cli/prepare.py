@@ -7,7 +7,10 @@ import importlib.metadata
 import json
 import logging
 import math
+import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -183,6 +186,17 @@ def make_directory(out: Path) -> RunDir:
     except OSError as exc:
         raise StorageError(f"Cannot write in --out {out}: {exc.strerror}.") from exc
     return rundir
+
+
+@contextmanager
+def gone_if_refused(rundir: RunDir, *, new: bool) -> Iterator[None]:
+    """A start that is refused before there is a run leaves no directory behind that was not there. Under its lock."""
+    try:
+        yield
+    except UsageError:
+        if new and not rundir.run_json.exists():
+            shutil.rmtree(rundir.out, ignore_errors=True)
+        raise
 
 
 def _begun(rundir: RunDir, datasets: list[Dataset]) -> RunFile | None:

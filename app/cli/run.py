@@ -31,7 +31,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     settings = checked(values)  # before the imports below: a wrong option is told at once
     if dry:
         return _dry_run(settings)
-    from app.cli.prepare import check_cheaply, make_directory, prepare, record_digests
+    from app.cli.prepare import check_cheaply, gone_if_refused, make_directory, prepare, record_digests
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
@@ -43,11 +43,13 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     if (slots := slots_within_limits(settings.slots)) < settings.slots:
         say(limits_sentence(settings.slots, slots))
         settings = settings.model_copy(update={"slots": slots})
+    new = not settings.out.exists()
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
     with hold(rundir.lock, "running this directory") as held:
         end_leftover(rundir.redis)
-        prepared = prepare(settings)
+        with gone_if_refused(rundir, new=new):
+            prepared = prepare(settings)
         if mended := str(mend_if_free(rundir, prepared.run_file)):
             say(mended)
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
@@ -86,15 +88,25 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
     if settings.turns == "all" and not wait:
         raise UsageError("--turns all needs an enqueue that stays, to make each next turn's prompt; drop --no-wait.")
-    from app.cli.prepare import check_cheaply, make_directory, meet_endpoints, prepare, record_digests, record_servers
+    from app.cli.prepare import (
+        check_cheaply,
+        gone_if_refused,
+        make_directory,
+        meet_endpoints,
+        prepare,
+        record_digests,
+        record_servers,
+    )
     from app.offline.torn import mend_if_free
     from app.store.connection import check, connect, translated
 
     log_to(None)
     check_cheaply(settings)
+    new = not settings.out.exists()
     rundir = make_directory(settings.out)
     with hold(rundir.lock, "enqueueing this directory"):
-        prepared = prepare(settings)
+        with gone_if_refused(rundir, new=new):
+            prepared = prepare(settings)
         if mended := str(mend_if_free(rundir, prepared.run_file)):
             say(mended)
         client = connect(settings.redis)

@@ -6,10 +6,11 @@ transaction. Two processes write it: the producer registers the rows of the inpu
 
     schema   tables, and the records that go in and out       passes   which rows were seen in this reading of the input
     store    one connection, transactions, slots and tally     files    what a line of our files says
-    tally    merging and counting, pure                        ledger   the operations
+    tally    merging and counting, pure                        rows     the producer's operations
+                                                               ledger   everybody's
 """
 
 from app.ledger.ledger import Ledger
-from app.ledger.schema import Committed, DatasetCounts, Missing, Seen, State, Torn
+from app.ledger.schema import Bookmark, Committed, DatasetCounts, Missing, Seen, State, Torn
 
-__all__ = ["Committed", "DatasetCounts", "Ledger", "Missing", "Seen", "State", "Torn"]
+__all__ = ["Bookmark", "Committed", "DatasetCounts", "Ledger", "Missing", "Seen", "State", "Torn"]

@@ -1,49 +1,50 @@
 """What producer, collector and onlookers ask of the ledger."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Self
 
 from app.ledger.files import FILES, Chunk, LineFact, chunks, count_lines, mark_of, size_of, time_of
-from app.ledger.passes import Pass
+from app.ledger.rows import InputLedger
 from app.ledger.schema import (
     HAS_RAW,
     VERDICT,
     Committed,
     DatasetCounts,
     Missing,
-    Seen,
     Slot,
     State,
     Torn,
     pack_row_id,
     unpack_row_id,
 )
-from app.ledger.store import UNKNOWN, Change, Store
+from app.ledger.store import Change
 from app.ledger.tally import Slots, counts_of, facts
 from app.rundir import RAW, TOKENIZED, RunDir
 
+# The rows that lack one are few and told by a count of what each has, which is one look instead of one an index.
 _MISSING = """
-WITH RECURSIVE wanted(i) AS (
-    SELECT 0 UNION ALL SELECT i + 1 FROM wanted WHERE i + 1 < (SELECT samples_wanted FROM dataset WHERE id = ?1))
-SELECT row_id, i, file, number FROM row CROSS JOIN wanted
-WHERE dataset = ?1 AND row_id >= ?2 AND (row_id, i) > (?2, ?3) AND NOT EXISTS (
-    SELECT 1 FROM completion c WHERE c.dataset = ?1 AND c.row_id = row.row_id AND c.idx IN (i, -1))
+WITH RECURSIVE of(samples) AS (SELECT samples_wanted FROM dataset WHERE id = ?1),
+wanted(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM wanted WHERE i + 1 < (SELECT samples FROM of)),
+lacking AS NOT MATERIALIZED (
+    SELECT row_id, file, number FROM row WHERE dataset = ?1 AND row_id >= ?2 AND (SELECT samples FROM of) > (
+        SELECT count(*) FROM completion c
+        WHERE c.dataset = ?1 AND c.row_id = row.row_id AND c.idx >= 0 AND c.idx < (SELECT samples FROM of)))
+SELECT row_id, i, file, number FROM lacking CROSS JOIN wanted
+WHERE (row_id, i) > (?2, ?3) AND NOT EXISTS (
+    SELECT 1 FROM completion c WHERE c.dataset = ?1 AND c.row_id = lacking.row_id AND c.idx IN (i, -1))
 ORDER BY row_id, i LIMIT ?4
 """
-_NOTHING: frozenset[int] = frozenset()
-_THE_ONE = frozenset({0})
 
 
-class Ledger(Store):
+class Ledger(InputLedger):
     """A run's ledger. Call `catch_up` before believing it."""
 
     def __init__(self, rundir: RunDir, path: Path):
         super().__init__(path)
         self._rundir = rundir
-        self._pass: Pass | None = None
         self._begun: LineFact | None = None  #: of the dataset that is being read
 
     @classmethod
@@ -53,103 +54,6 @@ class Ledger(Store):
         path: where it lies, if not in the run's own directory.
         """
         return cls(rundir, path or rundir.ledger)
-
-    # --- the producer: rows of the input ---
-
-    def begin_pass(self, samples: int | None = None, datasets: Iterable[str] | None = None) -> int:
-        """Start reading the input from its beginning; returns the number of the pass.
-
-        samples: completions wanted per row from now on; None: as before, at first 1. datasets: all that the input has;
-        they are known from now on, and rows of others are forgotten; None: those known stay. Nothing is final until its
-        `end_pass`.
-        """
-        with self._transaction():
-            number = self._meta("pass") + 1
-            self._set_meta("pass", number)
-            if samples is not None:
-                self._set_meta("samples", samples)
-                self._db.execute("UPDATE dataset SET samples_wanted = ?", (samples,))
-            named = None if datasets is None else set(datasets)
-            for name in sorted(named or ()):
-                self._dataset_id(name)  # one that waits for its first row is not complete
-            self._db.execute("UPDATE dataset SET rows_final = 0")
-            self._db.execute("DELETE FROM temp.repeat")
-            if named is not None:
-                self._forget_others(named)
-            seq = self._meta("seq")
-        self._pass = Pass(number, seq)
-        return number
-
-    def see_rows(self, dataset: str, rows: Sequence[tuple[str, int, int]]) -> list[Seen]:
-        """Register rows (digest, file, number) of the input, in its order; says what each has already.
-
-        Equal rows are told apart by their occurrence in this pass. A row that stands where it stood costs no write.
-        """
-        with self._transaction():
-            ds = self._dataset_id(dataset)
-            batch = self._current_pass.batch(ds, self._meta("seq"))
-            keys = [bytes.fromhex(digest) for digest, _, _ in rows]
-            known = self._rows_and_indices(ds, keys)
-            for key, (_, file, number) in zip(keys, rows, strict=True):
-                row, _ = known.get(key, UNKNOWN)
-                if batch.has_seen(key, row):
-                    key = self._next_occurrence(ds, key)
-                    known |= self._rows_and_indices(ds, [key])
-                    row, _ = known.get(key, UNKNOWN)
-                batch.see(key, row, file, number)
-            if batch.moved:
-                self._write_rows(ds, batch.moved, batch.seq, len(batch.new))
-            if batch.new:  # rows that come back, or whose lines are all that is left of the ledger
-                slots = self._slots(ds, batch.new)
-                self._shift_tally(ds, slots.values(), present=1)
-                known |= {key: (None, list(indices)) for key, indices in slots.items()}
-        self._current_pass.accept(batch)
-        return [_seen(key, known.get(key, UNKNOWN)[1]) for key in batch.seen]
-
-    def end_pass(self, dataset: str) -> None:
-        """The input of a dataset has been read to its end: rows that were not seen are gone, the number is final."""
-        current = self._current_pass
-        with self._transaction():
-            ds = self._dataset_id(dataset)
-            (rows,) = self._db.execute("SELECT rows FROM dataset WHERE id = ?", (ds,)).fetchone()
-            if rows != current.rows_seen(ds):
-                everything = self._db.execute("SELECT row_id, seq FROM row WHERE dataset = ?", (ds,))
-                self._forget_rows(ds, [key for key, seq in everything if not current.has_seen(ds, seq)])
-            self._db.execute("UPDATE dataset SET rows_final = 1 WHERE id = ?", (ds,))
-
-    @property
-    def _current_pass(self) -> Pass:
-        if self._pass is None:
-            raise RuntimeError("begin_pass comes first")
-        return self._pass
-
-    def _next_occurrence(self, ds: int, key: bytes) -> bytes:
-        """The key of one more row equal to one that was seen in this pass."""
-        (n,) = self._db.execute(
-            "INSERT INTO temp.repeat VALUES(?, ?, 2) ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n", (ds, key)
-        ).fetchone()
-        return key + n.to_bytes(4, "big")
-
-    def _write_rows(self, ds: int, moved: list[tuple[bytes, int, int, int]], seq: int, new: int) -> None:
-        self._db.executemany(
-            "INSERT INTO row VALUES(?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET seq = excluded.seq, file = excluded.file, number = excluded.number",
-            sorted((ds, *row) for row in moved),
-        )
-        self._set_meta("seq", seq)
-        self._db.execute("UPDATE dataset SET rows = rows + ? WHERE id = ?", (new, ds))
-
-    def _forget_others(self, named: set[str]) -> None:
-        for ds, name in self._db.execute("SELECT id, name FROM dataset").fetchall():
-            if name not in named:
-                keys = self._db.execute("SELECT row_id FROM row WHERE dataset = ?", (ds,))
-                self._forget_rows(ds, [key for (key,) in keys])
-                self._db.execute("UPDATE dataset SET rows_final = 1 WHERE id = ?", (ds,))
-
-    def _forget_rows(self, ds: int, gone: list[bytes]) -> None:
-        self._shift_tally(ds, self._slots(ds, gone).values(), present=0)
-        self._db.executemany("DELETE FROM row WHERE dataset = ? AND row_id = ?", [(ds, key) for key in gone])
-        self._db.execute("UPDATE dataset SET rows = rows - ? WHERE id = ?", (len(gone), ds))
 
     # --- the collector: completions ---
 
@@ -365,11 +269,3 @@ class Ledger(Store):
             slots: Slots = {index: Slot(*slot) for _, index, *slot, _ in entries}
             tally.update((entries[0][5], *fact) for fact in facts(slots))
         return tally
-
-
-def _seen(key: bytes, indices: list[int]) -> Seen:
-    if not indices:
-        return Seen(unpack_row_id(key), _NOTHING, False)
-    if indices == [0]:
-        return Seen(unpack_row_id(key), _THE_ONE, False)
-    return Seen(unpack_row_id(key), frozenset(indices) - {VERDICT}, VERDICT in indices)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 StoredRow = tuple[int, int, int]  #: seq, file, number
+_NOWHERE = (-1, -1)
 
 
 @dataclass(slots=True)
@@ -43,14 +44,22 @@ class Pass:
         self._first_seq = first_seq
         self._unmoved: dict[int, _Ranges] = {}
         self._count: dict[int, int] = {}
+        self._behind: dict[int, tuple[int, int]] = {}  # dataset → (file, number) where this reading began
+
+    def begin_behind(self, ds: int, place: tuple[int, int] = _NOWHERE, rows: int = 0) -> None:
+        """The rows up to there are known: they count as seen. Before the first row of the dataset."""
+        self._behind[ds], self._count[ds] = place, rows
 
     def rows_seen(self, ds: int) -> int:
         """How many rows of a dataset were seen."""
         return self._count.get(ds, 0)
 
-    def has_seen(self, ds: int, seq: int) -> bool:
-        """Whether the row that has this seq was seen."""
-        return seq > self._first_seq or seq in self._unmoved.setdefault(ds, _Ranges())
+    def has_seen(self, ds: int, row: StoredRow) -> bool:
+        """Whether this row was seen."""
+        seq, *place = row
+        if seq > self._first_seq or tuple(place) <= self._behind.get(ds, _NOWHERE):
+            return True
+        return seq in self._unmoved.setdefault(ds, _Ranges())
 
     def batch(self, ds: int, seq: int) -> "Batch":
         """Some rows of a dataset; `seq` is the highest one given."""
@@ -77,7 +86,7 @@ class Batch:
 
     def has_seen(self, key: bytes, row: StoredRow | None) -> bool:
         """Whether this very row was seen in this pass."""
-        return key in self.seen or (row is not None and self._pass.has_seen(self.ds, row[0]))
+        return key in self.seen or (row is not None and self._pass.has_seen(self.ds, row))
 
     def see(self, key: bytes, row: StoredRow | None, file: int, number: int) -> None:
         """Note a row, given what the ledger has of it."""

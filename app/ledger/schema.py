@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 4096
 VERDICT = -1  #: the completion index of a verdict on a whole row
 
@@ -37,12 +37,16 @@ CREATE TABLE file(                     -- how far each file has been read into t
     mark BLOB NOT NULL,                -- hash of the bytes before `offset`: another file has another
     time INTEGER NOT NULL,             -- when it was changed last, if it ended at `offset` then; else 0
     PRIMARY KEY(dataset, name)) WITHOUT ROWID;
+CREATE TABLE bookmark(                 -- up to where the input was read, and all its rows are in `row`
+    dataset INTEGER NOT NULL, file INTEGER NOT NULL, number INTEGER NOT NULL, offset INTEGER NOT NULL,
+    rows INTEGER NOT NULL, whole INTEGER NOT NULL, digest BLOB NOT NULL, stamp TEXT NOT NULL,
+    PRIMARY KEY(dataset, file, number)) WITHOUT ROWID;
 CREATE TABLE tally(                    -- how many completions are what; changed with them, so that nobody scans
     dataset INTEGER NOT NULL, present INTEGER NOT NULL, idx INTEGER NOT NULL,
     state INTEGER NOT NULL, reason TEXT NOT NULL, n INTEGER NOT NULL,
     PRIMARY KEY(dataset, present, idx, state, reason)) WITHOUT ROWID;
 """
-TABLES = {"meta", "dataset", "row", "completion", "torn", "file", "tally"}
+TABLES = {"meta", "dataset", "row", "completion", "torn", "file", "bookmark", "tally"}
 
 # Equal rows seen in this pass: they belong to the pass's own process, so they need not be on the disk.
 PASS_SCHEMA = """
@@ -101,6 +105,18 @@ class Missing(NamedTuple):
     completion_index: int
     file: int
     number: int
+
+
+class Bookmark(NamedTuple):
+    """A place in the input. rows: of the dataset, before it."""
+
+    file: int
+    number: int  #: the last line (or record) before it
+    offset: int  #: the byte behind that
+    rows: int
+    whole: bool  #: it says nothing of a file that is longer by now
+    digest: bytes  #: of the bytes since the bookmark before it in the same file
+    stamp: str  #: of the file; "" if that may change without a sign
 
 
 class Torn(NamedTuple):

@@ -34,7 +34,8 @@ from producers.readers.rows import Damaged, RawRow, rejected_row
 from producers.readers.source import Source, inflated_bytes
 from producers.readers.tables import csv_rows
 
-__all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "expected_rows", "read_lines_at", "read_records"]
+__all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "expected_rows", "is_plain_lines", "read_lines_at",
+           "read_lines_behind", "read_records"]  # fmt: skip
 
 DEFAULT_MAX_ROW_BYTES = 64 * 1024 * 1024
 
@@ -62,14 +63,36 @@ def read_records(path: Path, *, max_row_bytes: int = DEFAULT_MAX_ROW_BYTES) -> I
     return _finished(path, _READERS[sniff(source)](source, max_row_bytes))
 
 
-def read_lines_at(path: Path, numbers: set[int], max_row_bytes: int) -> Iterator[RawRow]:
-    """The rows at these line numbers of a JSON Lines file; nothing but them is parsed. Of another format: none."""
+def read_lines_at(
+    path: Path, numbers: set[int], max_row_bytes: int, offset: int = 0, number: int = 0
+) -> Iterator[RawRow]:
+    """The rows at these line numbers of a JSON Lines file; nothing but them is parsed. Of another format: none.
+
+    offset: a byte to begin at, of a plain file, where line `number` has ended.
+    """
+    if offset:
+        yield from rows_at(Source(path, offset), numbers, max_row_bytes, number + 1)
+        return
     with _open(path) as file:
         if file.read(len(PARQUET_MAGIC)) in (b"", PARQUET_MAGIC):
             return
     source = Source(path)
     if sniff(source) is Format.JSON_LINES:
         yield from rows_at(source, numbers, max_row_bytes)
+
+
+def is_plain_lines(path: Path) -> bool:
+    """Whether each line of the file itself is a JSON row, so that its rows are found by line and byte."""
+    with _open(path) as file:
+        if file.read(len(PARQUET_MAGIC)) in (b"", PARQUET_MAGIC):
+            return False
+    source = Source(path)
+    return not source.is_compressed and sniff(source) is Format.JSON_LINES
+
+
+def read_lines_behind(path: Path, offset: int, number: int, max_row_bytes: int) -> Iterator[RawRow]:
+    """The rows of a plain JSON Lines file from byte `offset` on, where line `number` has ended. There may be none."""
+    return json_line_rows(Source(path, offset), max_row_bytes, number + 1)
 
 
 def expected_rows(path: Path, sample: int = 1000) -> int:

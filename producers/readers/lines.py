@@ -10,9 +10,11 @@ from producers.readers.rows import Held, RawRow, json_row, rejected_row, too_lar
 from producers.readers.source import Source
 
 
-def split_lines(source: Source, max_bytes: int) -> Iterator[tuple[int, bytes, bool]]:
-    """(number from 1, line without its end, whether it was too large). Raises Damaged at a damaged end."""
-    number = 1
+def split_lines(source: Source, max_bytes: int, number: int = 1) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, line without its end, whether it was too large). Raises Damaged at a damaged end.
+
+    number: of the first line.
+    """
     held = Held(max_bytes)
     for chunk in source:
         first, *others = chunk.split(b"\n")
@@ -35,19 +37,19 @@ def split_lines(source: Source, max_bytes: int) -> Iterator[tuple[int, bytes, bo
         yield number, rest, too_large
 
 
-def json_line_rows(source: Source, max_bytes: int) -> Iterator[RawRow]:
-    """Rows of a JSON Lines file."""
-    for number, line, too_large in split_lines(source, max_bytes):
+def json_line_rows(source: Source, max_bytes: int, first: int = 1) -> Iterator[RawRow]:
+    """Rows of a JSON Lines file, the first line of which has this number."""
+    for number, line, too_large in split_lines(source, max_bytes, first):
         if too_large:
             yield too_large_row(number, line, source.name, f"line {number}", max_bytes)
         elif line and not line.isspace():
             yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
 
 
-def rows_at(source: Source, numbers: set[int], max_bytes: int) -> Iterator[RawRow]:
+def rows_at(source: Source, numbers: set[int], max_bytes: int, first: int = 1) -> Iterator[RawRow]:
     """The rows of a JSON Lines file that stand at these lines, as `json_line_rows` has them."""
     last = max(numbers, default=0)
-    for number, line, too_large in split_lines(source, max_bytes):
+    for number, line, too_large in split_lines(source, max_bytes, first):
         if number in numbers and not too_large and line and not line.isspace():
             yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
         if number >= last:

@@ -19,18 +19,28 @@ _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class Source:
-    """An opened data file. head: its first bytes (up to 1 MiB), without a byte order mark."""
+    """An opened data file. head: its first bytes (up to 1 MiB), without a byte order mark.
 
-    def __init__(self, path: Path):
+    start: the byte to begin at, of a file that is not compressed.
+    """
+
+    def __init__(self, path: Path, start: int = 0):
         self.path = path
         self.name = path.name
         self._damage = ""
         self._codec = _codec_of(path)
         self._chunk_bytes = _INFLATED_CHUNK_BYTES if self._codec else _CHUNK_BYTES
         self._stream = _open(path, self._codec)
+        if start:
+            self._stream.seek(start)
         self.head, self.is_whole = self._read_head()
         if not self.head and self._damage:
             raise UsageError(f"{path} is no readable {self._codec} file: {self._damage}.")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the bytes handed out are not those of the file."""
+        return self._codec is not None
 
     def __iter__(self) -> Iterator[bytes]:
         chunk = self.head

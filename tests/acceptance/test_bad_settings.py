@@ -111,6 +111,19 @@ def test_few_open_files_are_said_and_fewer_tasks_held(endpoint, tmp_path):
     assert '"slots": 156' in (tmp_path / "out" / ".headrace" / "settings.json").read_text()
 
 
+def test_a_start_that_is_refused_leaves_no_new_directory(tmp_path):
+    """Whatever it is refused for; one that was there stays, with what is in it."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine").write_text("")
+    words = ["run", DEMO / "gsm8k.jsonl", "--endpoint", "http://127.0.0.1:1", "--tokenizer", TOKENIZER, "--out"]
+    for out in (tmp_path / "new", here):
+        done = headrace(*words, out, "--chat-template", tmp_path / "none")
+        assert (done.returncode, "cannot be read" in done.stderr) == (2, True)
+    assert not (tmp_path / "new").exists()
+    assert (here / "mine").exists()
+
+
 def test_a_recipe_may_change_until_an_endpoint_was_met(endpoint, tmp_path):
     """A start that failed leaves nothing that binds: nothing was sent, so a corrected option is no other recipe."""
     words = ["run", DEMO / "gsm8k.jsonl", *FEW, "--endpoint-wait", "0.1", "--out", tmp_path / "out"]

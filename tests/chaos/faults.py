@@ -20,11 +20,14 @@ from app.rundir import RAW, RunDir
 from app.sglang.simulator import RunningSimulator, SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import noted_address
+from app.store.keys import EndpointKeys
+from app.urls import endpoint_key
 from tests.acceptance.harness import IDS, TOKENIZER, Run, run
 from tests.chaos.plan import Fault
 from tests.proxy import Proxy, proxy
 
 _MARK = "HEADRACE_CHAOS"  # in the environment of every process of one run: its directory
+_GLANCE_SECONDS = 0.5
 _PATIENCE_SECONDS = 30.0  # for a victim that is just being started again
 _CHILDREN = {"collector": ("collect",), "producer": ("produce",), "redis": ("valkey-server",)}
 ENDPOINT = SimulatorConfig(
@@ -185,13 +188,28 @@ class Scene:
 
     @contextmanager
     def _losing(self, *endpoints: RunningSimulator) -> Iterator[None]:
-        """Count what is in flight there when the block ends: what was before it, and what was sent meanwhile."""
-        before = [endpoint.stats() for endpoint in endpoints]
+        """Count what is in flight there when the block ends: what was before it, and what was sent meanwhile.
+
+        What was answered and is not published yet is in flight at its worker: it has its lease.
+        """
+        before = [(endpoint.stats(), self._leases(endpoint)) for endpoint in endpoints]
         yield
         after = [endpoint.stats() for endpoint in endpoints]
         self.in_flight_lost += sum(
-            was["in_flight"] + now["requests"] - was["requests"] for was, now in zip(before, after, strict=True)
+            max(was["in_flight"], leases) + now["requests"] - was["requests"]
+            for (was, leases), now in zip(before, after, strict=True)
         )
+
+    def _leases(self, endpoint: RunningSimulator) -> int:
+        """Leases that live, by the run's Redis; 0 if it does not answer at once."""
+        url = self._proxies[self.endpoints.index(endpoint)].url
+        with suppress(RedisError, OSError):
+            client = connect(noted_address(RunDir(self.out).redis) or "unix:///nowhere", _GLANCE_SECONDS)
+            try:
+                return client.zcount(EndpointKeys(endpoint_key(url)).leases, time.time() * 1000, "+inf")
+            finally:
+                client.close()
+        return 0
 
 
 def _worker(number: int) -> tuple[str, str]:

@@ -131,6 +131,21 @@ def test_lost_messages_are_sent_again_and_live_ones_are_not(conveyor, redis_clie
     assert queued(redis_client, Lane.SHORT) == 6
 
 
+def test_lost_messages_are_sent_again_though_other_runs_never_leave_a_lane_empty(conveyor, redis_client):
+    """Once what waited behind them has been taken, and again what came after that; never while they wait themselves."""
+    lane = CELERY_PREFIX + Lane.SHORT.queue
+    conveyor.put(parcels(Lane.SHORT, 0, 3))
+    for _ in range(3):
+        assert conveyor.send_again(["d"]) == 0
+    assert queued(redis_client, Lane.SHORT) == 3
+    redis_client.delete(lane)
+    for other in (b"first", b"second"):
+        redis_client.lpush(lane, other)
+        assert conveyor.send_again(["d"]) == (0 if other == b"first" else 3)
+        assert conveyor.send_again(["d"]) == 0
+        redis_client.lrem(lane, 1, other)
+
+
 def test_a_task_message_is_small_and_readable(conveyor, redis_client):
     """About 1 KB, without the prompt; Flower shows dataset and row, and the id people know."""
     (parcel,) = parcels(Lane.LONG, 7, 1)

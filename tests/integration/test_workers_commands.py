@@ -7,14 +7,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
-from app.store.keys import CELERY_PREFIX, RunKeys
+from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
 from app.store.live import workers_at
 from tests.acceptance.harness import headrace
 from tests.belt import ROOT, manifest, published, put, until, worker
+from tests.own_redis import OwnRedis
 
 KEYS = RunKeys("run1")
 SLOW = SimulatorConfig(output_lengths="fixed", output_mean=64, step_seconds=0.5, max_running_requests=1000)
@@ -79,12 +82,13 @@ def test_whoever_is_not_there_cannot_be_stopped(redis_url):
     assert (done.returncode, "No worker w9; there are: none." in done.stderr) == (2, True)
 
 
-@pytest.fixture
-def flower(redis_url):
-    """A Flower on this Redis: asks for a path with or without the password."""
+@contextmanager
+def flower_at(redis_url):
+    """A Flower on a Redis: asks for a path with or without the password."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli.main", "flower", "--redis", redis_url, "--port", "0"], cwd=ROOT, text=True,
-        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**os.environ, "HEADRACE_BASIC_AUTH": "me:pass word"},
+        [sys.executable, "-m", "app.cli.main", "flower", "--port", "0"], cwd=ROOT, text=True,
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        env={**os.environ, "HEADRACE_BASIC_AUTH": "me:pass word", "HEADRACE_REDIS": redis_url},
     )  # fmt: skip
     try:
         base = next(line for line in process.stderr if "Flower at" in line).split()[3]
@@ -102,6 +106,13 @@ def flower(redis_url):
         process.terminate()
         process.wait(10)
         process.stderr.close()
+
+
+@pytest.fixture
+def flower(redis_url):
+    """A Flower on this test's Redis."""
+    with flower_at(redis_url) as ask:
+        yield ask
 
 
 def test_flower_shows_rows_lanes_and_workers_behind_a_password(flower, redis_client, redis_url, tmp_path):
@@ -124,3 +135,30 @@ def test_flower_shows_rows_lanes_and_workers_behind_a_password(flower, redis_cli
         flower(f"/api/worker/shutdown/{name}", method="POST")
         assert process.wait(30) == 0
         assert redis_client.zcard(KEYS.claims("d")) == 0
+
+
+@pytest.mark.long
+def test_flower_shows_no_secret_on_any_page(tmp_path, monkeypatch):
+    """Neither the password of its Redis nor a worker's API key: pages, answers, its own and the worker's arguments."""
+    secrets = ("sk-very-secret-key", "very-secret-password")
+    monkeypatch.setenv("HEADRACE_API_KEY", secrets[0])
+    config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, api_key=secrets[0])
+    with OwnRedis(tmp_path / "redis") as box, running_simulator(config) as endpoint:
+        rights = ["on", f">{secrets[1]}", "~*", "&*", "+@all"]
+        box.client().execute_command("ACL", "SETUSER", "headrace", *rights)
+        url = box.url.replace("redis://", f"redis://headrace:{secrets[1]}@")
+        monkeypatch.setenv("HEADRACE_REDIS", url)
+        box.client().set(EPOCH, 0)
+        with flower_at(url) as ask, worker(box.url, tmp_path, "--slots", "2") as process:
+            name = next(iter(until(lambda: ask("/api/workers?refresh=1"), what="the worker in Flower")))
+            put(box.client(), box.url, manifest(endpoint.url), 60)
+            tasks = until(lambda: ask("/api/tasks"), what="tasks")
+            task = next(iter(tasks))
+            paths = ["/", "/workers", "/tasks", "/broker", "/metrics", f"/worker/{name}", f"/task/{task}",
+                     "/api/workers", "/api/tasks", "/api/queues/length", f"/api/task/info/{task}"]  # fmt: skip
+            shown = {path: str(ask(path)) for path in paths}
+            assert all(len(text) > 10 for text in shown.values())
+            assert not [(path, one) for path, text in shown.items() for one in secrets if one in text]
+            lines = psutil.Process(process.pid).cmdline() + psutil.Process().children(recursive=True)[0].cmdline()
+            assert not [word for word in lines for one in secrets if one in word]
+    assert not [path for path in tmp_path.rglob("*.log") for one in secrets if one in path.read_text()]

@@ -34,7 +34,8 @@ def gaps(tmp_path):
     ])  # fmt: skip
 
     def ask(path=data, outstanding: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-        found = reader.known_gaps(Dataset("d", (path,)), outstanding, settings.max_row_bytes)
+        missing = ledger.missing("d", 1000)
+        found = reader.known_gaps(Dataset("d", (path,)), missing, outstanding, settings.max_row_bytes)
         return [(row.number - 1, row.row_id) for row in found]
 
     ask.data, ask.ids = data, [row.row_id for row in rows]
