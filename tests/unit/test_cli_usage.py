@@ -145,6 +145,13 @@ def test_a_damaged_or_newer_run_file_is_refused(data, capsys, text):
     assert "run.json" in said(capsys, "status", "out")
 
 
+def test_a_run_of_a_newer_headrace_names_it(data, capsys):
+    """Not "damaged": the remedy is another one."""
+    (data / "out").mkdir()
+    (data / "out" / "run.json").write_text('{"format": 2, "headrace": "7.1"}')
+    assert "was written by a newer Headrace (7.1); resume the run with that" in said(capsys, "status", "out")
+
+
 def test_status_of_a_dataset_folder_shows_the_run_above(data, capsys):
     """A near miss of the directory is named."""
     (data / "run.json").write_text("{}")
