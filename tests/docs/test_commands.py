@@ -64,6 +64,21 @@ def parse(words: list[str]) -> None:
     command.make_context(name, words, parent=context)
 
 
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_prose_names_is_there(page):
+    """`headrace COMMAND … --option` between words: the command, and every option as one of its own."""
+    text = page.read_text(encoding="utf-8")
+    for _, contents, _ in blocks(page):
+        text = text.replace(contents, "")
+    for words in map(str.split, re.findall(r"`headrace ([a-z][^`]*)`", text)):
+        command: click.Command = cli
+        while isinstance(command, click.Group) and words and words[0].isalpha():
+            assert words[0] in command.commands, words
+            command = command.commands[words.pop(0)]
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
+
+
 def test_scripts_are_valid_and_their_commands_exist():
     """Blocks of bash are files for a batch system, not lines for a person: read by bash and by our command tree."""
     scripts = [(page, text) for page in READ for language, text, _ in blocks(page) if language == "bash"]
