@@ -36,7 +36,10 @@ from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
 #: What the settings file speaks to.
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify")
+SETTABLE = (
+    "run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify", "workers", "endpoints",
+    "doctor",
+)  # fmt: skip
 
 
 run_options = options(

@@ -150,4 +150,5 @@ def test_the_settings_file_of_the_documentation_is_one(data):
     (data / "headrace.toml").write_text(text)
     found = defaults_from(data / "headrace.toml", {name: cli.commands[name] for name in SETTABLE})
     assert found["run"]["max_new_tokens"] == 8192
-    assert found["worker"] == {"redis": "redis://box:6379/0"}
+    assert found["worker"] == found["workers"]["list"] == {"redis": "redis://box:6379/0"}
+    assert found["doctor"]["tokenizer"] == "/models/teacher"
