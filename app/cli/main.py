@@ -30,6 +30,7 @@ from app.cli.options import (
     redis_option,
     shared_redis_option,
 )
+from app.cli.sections import Sectioned
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
@@ -133,7 +134,7 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
     ctx.default_map = defaults_from(path, {name: cli.commands[name] for name in SETTABLE})
 
 
-@cli.command()
+@cli.command(cls=Sectioned)
 @run_options
 @machine_options
 @change_options
@@ -165,7 +166,7 @@ def demo(out: Path | None) -> int:
     return run_demo(out)
 
 
-@cli.command()
+@cli.command(cls=Sectioned)
 @run_options
 @option("--no-wait", is_flag=True, help="Leave when everything is enqueued, instead of staying until complete.")
 def enqueue(no_wait: bool, **values: Any) -> int:

@@ -174,6 +174,17 @@ def test_help_has_an_example(command, capsys):
     assert capsys.readouterr().out.count(f"headrace {command}") >= 2
 
 
+@pytest.mark.parametrize("command", ["run", "enqueue"])
+def test_the_long_help_is_in_sections_and_leaves_no_option_over(command, capsys):
+    """A new option has its section; under "Options" stands --help alone."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert told.index("What is needed:") < told.index("Prompts:") < told.index("Answers:") < told.index("The run:")
+    (left,) = told.split("\nOptions:\n")[1:]
+    assert left.split()[:2] == ["-h,", "--help"]
+
+
 def test_help_loads_nothing_heavy():
     """Help is instant because no library of the work is loaded for it."""
     heavy = "celery redis httpx aiohttp transformers pyarrow pydantic rich sqlite3 asyncio"
