@@ -10,7 +10,8 @@ demo: setup  ## run the main job on bundled prompts against simulated servers (n
 	$(BIN)/headrace demo
 
 test: $(VENV)/.dev-installed  ## everything CI runs
-	$(BIN)/ruff check app workers producers tests benchmarks
+	$(BIN)/ruff check
+	$(BIN)/pyrefly check --min-severity error
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-long: $(VENV)/.dev-installed  ## what is too slow for every run, about ten minutes
@@ -22,7 +23,7 @@ test-real: $(VENV)/.dev-installed  ## against a real SGLang on the CPU (3.5 GB i
 	REAL_SGLANG=$(REAL_SGLANG) ENDPOINTS=$(ENDPOINTS) TOKENIZER=$(TOKENIZER) CONSUMERS="$(CONSUMERS)" \
 	  $(BIN)/python -m pytest -m real tests/real --durations=10
 
-check: test
+check: test  ## the same by another name
 
 SEEDS ?= 20
 ROWS ?= 5000

@@ -4,6 +4,7 @@ run.json in the output directory is the lasting form; the manifest in Redis is i
 the producer and put again when Redis forgot it. Neither holds a secret: API keys come from each process's environment.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -108,10 +109,14 @@ class InputFile(Strict):
     sha256: str = ""  #: "" until read to its end
 
 
+#: Of run.json; a newer one is refused.
+_FORMAT = 1
+
+
 class RunFile(Strict):
     """run.json: written at start, completed as the run learns more."""
 
-    format: Literal[1] = 1
+    format: Literal[1] = _FORMAT
     run_id: str
     created_at: str
     headrace: str
@@ -139,10 +144,20 @@ def read_run_file(path: Path) -> RunFile | None:
     try:
         return RunFile.model_validate_json(data)
     except ValueError as exc:
-        raise UsageError(
+        raise UsageError(_newer(path, data) or (
             f"{path} is damaged, or was written by another version of Headrace; "
             "put a sound copy back, or use another --out."
-        ) from exc
+        )) from exc  # fmt: skip
+
+
+def _newer(path: Path, data: bytes) -> str:
+    """What to do about a run.json of a format to come; "" if it is none."""
+    with contextlib.suppress(ValueError):
+        found = orjson.loads(data)
+        if isinstance(found, dict) and isinstance(found.get("format"), int) and found["format"] > _FORMAT:
+            by = found.get("headrace", "version unknown")
+            return f"{path} was written by a newer Headrace ({by}); resume the run with that, or use another --out."
+    return ""
 
 
 def write_run_file(path: Path, run: RunFile) -> None:

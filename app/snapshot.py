@@ -5,11 +5,11 @@ way. What nobody knows is -1.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from app.capacity.lengths import remaining
+from app.capacity.lengths import Running, seconds_until_all_end
 from app.inventory import UNKNOWN, Live, RunFacts, inventory
 from app.ledger import DatasetCounts
 from app.store.live import WORKER_SECONDS, EndpointNow, Kind, Request, RunNow, WorkerNow
@@ -153,31 +153,38 @@ def _generating(now: RunNow) -> float:
 
 
 def _seconds_left(counts: list[DatasetCounts], now: RunNow, speed: float, expected: dict[str, int]) -> float | None:
-    """Tokens yet to be made over the speed at which they are made; None while one of both is not known.
+    """What waits is made at the speed at which all is made now; then the last of what is under way ends. None while
+    something is not known.
 
-    What is under way is expected to make what answers of its kind and length by now still make, the others as much as
-    a whole answer of their dataset. It never ends before the longest of them would alone.
+    Each of those that wait is expected to be a whole answer of its dataset; so is what was at endpoints that are away.
+    When nothing waits any more, the others are not waited for together, but for the longest of them.
     """
-    tokens, longest = 0.0, 0.0
+    tokens, whole_tokens, running = 0.0, 0.0, []
+    closed = [endpoint for endpoint in now.endpoints if endpoint.open_since is None and endpoint.pace > 0]
     for one in counts:
         total = expected.get(one.dataset, one.rows if one.rows_final else None)
         if total is None:
             return None
-        kinds = {kind.name: kind for kind in now.kinds.get(one.dataset, ())}
+        kinds = {kind.name: _believed(kind) for kind in now.kinds.get(one.dataset, ())}
         whole = _whole_answer(list(kinds.values()))
-        left = [
-            remaining(kinds[share.kind].curve, share.made(now.at * 1000, endpoint.pace), share.allowance)
-            for endpoint in now.endpoints for share in endpoint.shares if share.kind in kinds
+        mine = [
+            Running(kinds[share.kind].curve, share.made(now.at * 1000, endpoint.pace), share.allowance,
+                    endpoint.pace * 1000)
+            for endpoint in closed for share in endpoint.shares if share.kind in kinds
         ]  # fmt: skip
-        others = max(0, total - one.tokenized - one.rejected - len(left))
-        if others and whole is None:
-            return None
-        tokens += sum(left) + others * (whole or 0)
-        longest = max(longest, *left, whole if others and whole else 0.0, 0.0)
-    paces = [endpoint.pace for endpoint in now.endpoints if endpoint.open_since is None and endpoint.pace > 0]
-    if tokens == 0 or speed <= 0 or not paces:
+        running += mine
+        if others := max(0, total - one.tokenized - one.rejected - len(mine)):
+            if whole is None:
+                return None
+            tokens, whole_tokens = tokens + others * whole, max(whole_tokens, whole)
+    if not closed or speed <= 0 or not (running or tokens):
         return None
-    return max(tokens / speed, longest / max(paces) / 1000)
+    alone = whole_tokens / max(one.pace for one in closed) / 1000
+    return max(tokens / speed + seconds_until_all_end(running), alone)
+
+
+def _believed(kind: Kind) -> Kind:
+    return replace(kind, curve=kind.curve.believed(kind.finished)) if kind.curve else kind
 
 
 def _whole_answer(kinds: list[Kind]) -> float | None:

@@ -6,7 +6,7 @@ which are the short ones, would promise that all are short, and the pool would b
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -25,6 +25,8 @@ LEAST_REMAINING = 256
 RARE = 0.005
 #: Finished answers at the clip that are pretended beside the real ones: they bound a tail that nobody has seen yet.
 _PRETENDED = 4.0
+#: So many of the answers under way stand for all of them where the end of the last one is estimated.
+_SAMPLE = 64
 
 
 def bin_of(tokens: int) -> int:
@@ -66,6 +68,13 @@ class Curve:
         points = [(made, height), *((x, y) for x, y in zip(self.made, self.share, strict=True) if x > made)]
         return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points)) / height
 
+    def believed(self, finished: int) -> "Curve":
+        """Without the long answers that `learn` pretends: they keep a pool from being overfilled, and would double the
+        time of the last of a few dozen answers. Where answers still run they weigh about twice what they are of all.
+        finished: those it was learned from."""
+        pretended = 2 * _PRETENDED / (finished + 2 * _PRETENDED)
+        return Curve(self.made, tuple(max(0.0, (share - pretended) / (1 - pretended)) for share in self.share))
+
     def dump(self) -> str:
         """`made:share made:share …`, for Redis."""
         return " ".join(f"{x}:{y:.4f}" for x, y in zip(self.made, self.share, strict=True))
@@ -87,6 +96,42 @@ def remaining(curve: Curve | None, made: float, allowance: int) -> float:
     """Tokens that an answer is expected to make yet (without a curve: to SGLang's clip), within its allowance."""
     left = curve.remaining(made) if curve else expected_output_tokens(allowance) - made
     return max(1.0, min(left if left > 0 else LEAST_REMAINING, allowance - made))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An answer under way."""
+
+    curve: Curve | None
+    made: float  #: tokens by now
+    allowance: int
+    tokens_per_second: float
+
+    def alive(self, seconds: float) -> float:
+        """P(still running after so many seconds more)."""
+        tokens = seconds * self.tokens_per_second
+        height = self.curve.alive(self.made) if self.curve else 0.0
+        if height > 0 and self.made + tokens < self.allowance:
+            return self.curve.alive(self.made + tokens) / height
+        return float(tokens < remaining(None if height else self.curve, self.made, self.allowance))
+
+
+def seconds_until_all_end(answers: Sequence[Running]) -> float:
+    """The median of the time that the last of these takes: of many answers, the last one is no average one.
+
+    The number that still runs is nearly Poisson's, so none runs with probability 1/2 when ln 2 of them are expected.
+    """
+    some = answers[:: -(-len(answers) // _SAMPLE)] if answers else ()
+    enough = math.log(2) * len(some) / max(1, len(answers))
+    most = (most_left(one.curve, one.made, one.allowance) / one.tokens_per_second for one in some)
+    low, high = 0.0, max(most, default=0.0)
+    while high - low > max(0.01, 0.01 * high):
+        middle = (low + high) / 2
+        if sum(one.alive(middle) for one in some) > enough:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def learn(finished: Mapping[int, int], running: Iterable[int], allowance: int) -> Curve | None:

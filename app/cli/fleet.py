@@ -10,18 +10,16 @@ from typing import Any
 import redis
 from pydantic import SecretStr
 
-from app.cli.inspect import existing_run
+from app.cli.inspect import existing_run, redis_of
 from app.cli.run import checked_key
 from app.cli.talk import say, show
 from app.drift import objection
 from app.errors import OK, RecipeChanged, StorageError, UsageError
 from app.manifest import RunManifest
 from app.preflight import survey
-from app.settings import load_settings
 from app.sglang.wire import EndpointInfo
 from app.store.breaker import Why, closing, opening
 from app.store.connection import connect, translated
-from app.store.embedded import noted_address
 from app.store.fleet import add_endpoint, forget_endpoint, in_flight, remove_endpoint, runs_at
 from app.store.live import EndpointNow, look
 from app.store.scripts import call
@@ -134,16 +132,8 @@ def _out_and_urls(words: tuple[str, ...]) -> tuple[Path | None, list[str]]:
 @contextmanager
 def _runs(out: Path | None, redis_url: str | None) -> Iterator[tuple[redis.Redis, list[RunManifest]]]:
     """A connection, and the run in OUT or else all runs of that Redis. Raises UsageError if nothing goes on there."""
-    url, run_id = redis_url, None
-    if out is not None:
-        rundir, run_file = existing_run(out)
-        run_id = run_file.run_id
-        url = url or noted_address(rundir.redis) or load_settings(rundir.private / "settings.json").redis
-    if url is None:
-        raise UsageError(
-            f"No run goes on in {out}: its endpoints are those of the next `headrace run`." if out else
-            "Give OUT, the directory of a run that goes on, or --redis URL."
-        )  # fmt: skip
+    run_id = existing_run(out)[1].run_id if out else None
+    url = redis_of(out, redis_url)
     client = connect(url)
     try:
         with translated(url):

@@ -28,6 +28,30 @@ def existing_run(out: Path):
     return rundir, run_file
 
 
+def redis_in(rundir: RunDir) -> str | None:
+    """The Redis of the run in a directory: its private server's while that runs, else the one of its settings."""
+    from app.settings import load_settings
+    from app.store.embedded import noted_address
+
+    if noted := noted_address(rundir.redis):
+        return noted
+    with contextlib.suppress(UsageError):  # settings that are lost: the files still say what is done
+        return load_settings(rundir.private / "settings.json").redis
+    return None
+
+
+def redis_of(out: Path | None, redis_url: str | None) -> str:
+    """The Redis that is meant by OUT or --redis. Raises UsageError if there is none."""
+    if redis_url is not None:
+        return redis_url
+    if out is None:
+        raise UsageError("Give OUT, the directory of a run that goes on, or --redis URL.")
+    url = redis_in(existing_run(out)[0])
+    if url is None:
+        raise UsageError(f"No run goes on in {out}, and it knows no Redis; start it, or give --redis URL.")
+    return url
+
+
 def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     """`headrace status OUT`."""
     from app.cli.watching import Near, troubles

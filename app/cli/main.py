@@ -30,13 +30,17 @@ from app.cli.options import (
     redis_option,
     shared_redis_option,
 )
+from app.cli.sections import Sectioned
 from app.cli.talk import say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
 #: What the settings file speaks to.
-SETTABLE = ("run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify")
+SETTABLE = (
+    "run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify", "workers", "endpoints",
+    "doctor",
+)  # fmt: skip
 
 
 run_options = options(
@@ -130,7 +134,7 @@ def cli(ctx: click.Context, settings_file: Path | None) -> None:
     ctx.default_map = defaults_from(path, {name: cli.commands[name] for name in SETTABLE})
 
 
-@cli.command()
+@cli.command(cls=Sectioned)
 @run_options
 @machine_options
 @change_options
@@ -162,7 +166,7 @@ def demo(out: Path | None) -> int:
     return run_demo(out)
 
 
-@cli.command()
+@cli.command(cls=Sectioned)
 @run_options
 @option("--no-wait", is_flag=True, help="Leave when everything is enqueued, instead of staying until complete.")
 def enqueue(no_wait: bool, **values: Any) -> int:

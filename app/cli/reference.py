@@ -20,8 +20,8 @@ _HEAD = """\
 
 Made from the code by `make reference`; a test holds it current. Every option can also stand in the environment
 (`--max-new-tokens` as `HEADRACE_MAX_NEW_TOKENS`) unless its command says otherwise, and those of `run`, `enqueue`,
-`worker`, `collect`, `status`, `watch`, `metrics`, `flower` and `verify` in a settings file (`headrace.toml`). The
-command line wins over the environment, the environment over the file.
+`worker`, `collect`, `status`, `watch`, `metrics`, `flower`, `workers`, `endpoints`, `doctor` and `verify` in a settings
+file (`headrace.toml`). The command line wins over the environment, the environment over the file.
 """
 
 

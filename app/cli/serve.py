@@ -6,8 +6,9 @@ import signal
 import time
 from pathlib import Path
 
+from app.cli.inspect import redis_of
 from app.cli.talk import say
-from app.cli.watching import redis_url_of, sight_of
+from app.cli.watching import sight_of
 from app.errors import OK, UsageError
 from app.store.connection import check, connect, translated
 
@@ -36,7 +37,7 @@ def metrics_command(out: Path | None, redis_url: str | None, run_id: str | None,
 
 def flower_command(out: Path | None, redis_url: str | None, address: str, port: int, basic_auth: str | None) -> int:
     """`headrace flower`: until it is stopped."""
-    url = redis_url_of(out, redis_url)
+    url = redis_of(out, redis_url)
     login = basic_auth or os.environ.get("FLOWER_BASIC_AUTH") or made_up_login()
     if not all(login.partition(":")):
         raise UsageError("--basic-auth must be USER:PASSWORD, both with something in them.")

@@ -7,7 +7,7 @@ another type than the option takes, is an error that names file and setting.
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,16 @@ _TEXT = ((str,), "a text in quotes")
 
 def defaults_from(path: Path, commands: Mapping[str, click.Command]) -> dict[str, dict[str, Any]]:
     """click's default_map for these commands. Raises UsageError."""
-    settings = _read(path)
-    known = {name: dict(_options_of(command)) for name, command in commands.items()}
-    everything = {name: option for options in known.values() for name, option in options.items()}
-    values = {name: _value(path, name, value, everything) for name, value in settings.items()}
-    return {
-        command: {options[name].name: value for name, value in values.items() if name in options}
-        for command, options in known.items()
-    }
+    everything = {name: option for command in commands.values() for name, option in _options_of(command)}
+    values = {name: _value(path, name, value, everything) for name, value in _read(path).items()}
+    return {name: _own(command, values) for name, command in commands.items()}
+
+
+def _own(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of it the command has an option for; of a group: each of its commands."""
+    if isinstance(command, click.Group):
+        return {name: _own(one, values) for name, one in command.commands.items()}
+    return {option.name: values[name] for name, option in _options_of(command) if name in values}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -46,7 +48,10 @@ def _read(path: Path) -> dict[str, Any]:
     return {name.replace("_", "-"): value for name, value in found.items()}
 
 
-def _options_of(command: click.Command):
+def _options_of(command: click.Command) -> Iterator[tuple[str, click.Option]]:
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            yield from _options_of(one)
     for parameter in command.params:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             yield max(parameter.opts, key=len).removeprefix("--"), parameter

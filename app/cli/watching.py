@@ -5,7 +5,7 @@ With OUT on this host both are used; from another host the collector's report st
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
+from app.cli.inspect import existing_run, redis_in
 from app.errors import UsageError
 from app.inventory import RunFacts
 from app.ledger import Ledger
@@ -22,7 +23,6 @@ from app.rundir import RunDir
 from app.settings import load_settings
 from app.snapshot import COLLECTOR_SECONDS, Snapshot, snapshot
 from app.store.connection import connect, safe_url, translated
-from app.store.embedded import noted_address
 from app.store.live import EndpointNow, RunNow, histograms, look, reports_at
 from app.store.report import Report
 
@@ -35,22 +35,15 @@ ALL_DIFFER_SECONDS, OTHERS_AWAY_SECONDS = 10.0, 600.0
 class _Redis:
     """The run's Redis, wherever it is now: the private one has another socket after every start."""
 
-    def __init__(self, run_id: str, *urls: str | None, note: Path | None = None):
-        self._run_id, self._urls, self._note = run_id, urls, note
+    def __init__(self, run_id: str, where: Callable[[], str | None]):
+        self._run_id, self._where = run_id, where
         self._client: redis.Redis | None = None
         self._url: str | None = None
         self._again_at = 0.0
 
-    @property
-    def url(self) -> str | None:
-        """The address given, the private server's, or that of the run's settings."""
-        given, *others = self._urls
-        return given or (noted_address(self._note) if self._note else None) or next(filter(None, others), None)
-
     def look(self, datasets: list[str]) -> RunNow | None:
         """None while Redis is away, or does not know the run."""
-        url = self.url
-        if url is None or time.monotonic() < self._again_at:
+        if time.monotonic() < self._again_at or (url := self._where()) is None:
             return None
         if self._client is None or url != self._url:
             self.close()
@@ -78,11 +71,7 @@ class Near:
 
     def __init__(self, rundir: RunDir, run_file: RunFile, redis_url: str | None):
         self._rundir, self._run_file = rundir, run_file
-        try:
-            settings = load_settings(rundir.private / "settings.json")
-        except UsageError:  # without them we know less, and the files still say what is done
-            settings = None
-        self.redis = _Redis(run_file.run_id, redis_url, settings.redis if settings else None, note=rundir.redis)
+        self.redis = _Redis(run_file.run_id, lambda: redis_url or redis_in(rundir))
         self._names = sorted({file.dataset for file in run_file.datasets})
         self._ledger = Ledger.open(rundir)
         self._ledger.catch_up()
@@ -108,7 +97,7 @@ class Far:
 
     def __init__(self, run_id: str, report: Report, redis_url: str):
         self._run_id, self._report = run_id, report
-        self.redis = _Redis(run_id, redis_url)
+        self.redis = _Redis(run_id, lambda: redis_url)
 
     def take(self) -> Snapshot:
         """Everything known now. A Redis that is away is no error."""
@@ -131,29 +120,11 @@ def sight_of(out: Path | None, redis_url: str | None, run_id: str | None = None)
 
     Raises UsageError, StorageError.
     """
-    sight = _far(redis_url, run_id, out) if out is None or not out.exists() else _near(out, redis_url)
+    sight = _far(redis_url, run_id, out) if out is None or not out.exists() else Near(*existing_run(out), redis_url)
     try:
         yield sight
     finally:
         sight.close()
-
-
-def redis_url_of(out: Path | None, redis_url: str | None) -> str:
-    """The Redis meant by a directory on this host, or by its URL. Raises UsageError."""
-    if redis_url is not None:
-        return redis_url
-    if out is None:
-        raise UsageError("Give the run's directory, or --redis URL.")
-    with contextlib.closing(_near(out, None)) as sight:
-        if sight.redis.url is None:
-            raise UsageError(f"{out} is not running now, and knows no Redis; give --redis URL.")
-        return sight.redis.url
-
-
-def _near(out: Path, redis_url: str | None) -> Near:
-    from app.cli.inspect import existing_run
-
-    return Near(*existing_run(out), redis_url)
 
 
 def _far(redis_url: str | None, run_id: str | None, out: Path | None) -> Far:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from app.celery_app import make_app
+from app.cli.inspect import redis_of
 from app.cli.talk import say, show
-from app.cli.watching import redis_url_of
 from app.errors import OK, StorageError, UsageError
 from app.store.connection import connect, translated
 from app.store.live import WorkerNow, workers_at
@@ -18,7 +18,7 @@ _MOST_SLOTS = 10_000
 
 def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
     """`headrace workers list`."""
-    url = redis_url_of(out, redis_url)
+    url = redis_of(out, redis_url)
     workers = _workers(url)
     if as_json:
         show(json.dumps([_json(one, one.slots) for one in workers], ensure_ascii=False))
@@ -31,7 +31,7 @@ def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
 
 def scale_command(total: int, out: Path | None, redis_url: str | None, as_json: bool) -> int:
     """`headrace workers scale N`: N slots altogether, spread evenly over the workers that do not drain."""
-    url = redis_url_of(out, redis_url)
+    url = redis_of(out, redis_url)
     workers = [one for one in _workers(url) if not one.draining]
     if not workers:
         raise UsageError("No worker gave a sign of late; start one with `headrace worker --redis URL`.")
@@ -53,7 +53,7 @@ def scale_command(total: int, out: Path | None, redis_url: str | None, as_json: 
 
 def stop_command(names: tuple[str, ...], out: Path | None, redis_url: str | None) -> int:
     """`headrace workers stop NAME...`: each drains and ends; what it held is taken by the others."""
-    url = redis_url_of(out, redis_url)
+    url = redis_of(out, redis_url)
     known = [one.name for one in _workers(url)]
     for name in names:
         if name not in known:

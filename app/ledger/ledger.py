@@ -80,14 +80,6 @@ class Ledger(InputLedger):
                 found += [slot for key, slot in wanted if not {slot[2], VERDICT}.isdisjoint(have.get(key, ()))]
         return found
 
-    def state_of(self, dataset: str, row_id: str, completion_index: int) -> State | None:
-        """What a completion has reached, by itself or with its whole row; None: nothing."""
-        key = pack_row_id(row_id)
-        with self._transaction("DEFERRED"):
-            slots = self._slots(self._find_dataset(dataset), [key]).get(key, {})
-        slot = slots.get(completion_index) or slots.get(VERDICT)
-        return slot.state if slot else None
-
     def underived(self) -> Iterator[tuple[str, int]]:
         """(dataset, offset) of raw lines with neither sample nor rejection; of several turns, the first line's."""
         with self._transaction("DEFERRED"):

@@ -92,7 +92,7 @@ class Page:
 
         target.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
         with Image.open(target) as image:
-            image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(target, optimize=True)
+            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 @contextlib.contextmanager

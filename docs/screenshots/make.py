@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def _run(place: Path, urls: list[str]) -> Iterator[Path]:
     long.write_text("".join(json.dumps({"prompt": f"What is {n} times {n + 1}?"}) + "\n" for n in range(20_000)))
     bad.write_text('{"prompt": ""}\n{"title": "no prompt"}\n{"prompt": "Why?"}\n{\n')
     environment = {"HEADRACE_API_KEY": _API_KEY, "HEADRACE_BASIC_AUTH": ":".join(_LOGIN)}
-    inputs = [DEMO / "gsm8k.jsonl", DEMO / "glaive_tools.json", long, bad]
+    bundled = [shutil.copy(DEMO / name, place) for name in ("gsm8k.jsonl", "glaive_tools.json")]
+    inputs = [*bundled, long, bad]
     process = subprocess.Popen(
         [sys.executable, "-m", "app.cli.main", "run", *inputs, *(word for url in urls for word in ("--endpoint", url)),
          "--out", out, "--tokenizer", DEMO / "tokenizer", "--max-new-tokens", "512", "--workers", "2", "--slots", "200",

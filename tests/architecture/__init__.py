@@ -1,0 +1,1 @@
+"""The walls between rooms, read from the code."""

@@ -102,3 +102,13 @@ def test_every_room_says_why_it_exists():
         if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]  # fmt: skip
     assert silent == []
+
+
+def test_every_folder_of_code_says_why_it_is_there():
+    """In its first lines, for whoever comes to look for something."""
+    folders = {path.parent for top in ("app", "producers", "workers", "tests", "benchmarks") for path in
+               (ROOT / top).rglob("*.py") if "data" not in path.relative_to(ROOT).parts}  # fmt: skip
+    first = {folder: folder / "__init__.py" for folder in folders}
+    texts = {folder: file.read_text() if file.exists() else "" for folder, file in first.items()}
+    silent = [room(folder) for folder, text in texts.items() if not ast.get_docstring(ast.parse(text))]
+    assert silent == []

@@ -1,0 +1,1 @@
+"""compose.yaml and the Dockerfile, as far as a machine without Docker can prove them."""

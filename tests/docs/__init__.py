@@ -1,0 +1,1 @@
+"""The documentation is true: its commands are played, its links lead somewhere, the reference is current."""

@@ -13,8 +13,8 @@ from tests.docs.stage import OFFLINE, Stage
 
 #: Lines that no test plays → why, and what holds them instead.
 NOT_PLAYED = {
-    r"make (setup|demo|test|lock)\b": "sets this checkout up, or runs these tests; `headrace demo` has a test",
-    r"make (test-long|chaos|screenshots)\b": "minutes; the target is there",
+    r"make (setup|demo|test)\b(?!-)": "sets this checkout up, or runs these tests; `headrace demo` has a test",
+    r"make (test-long|test-real|chaos|screenshots)\b": "minutes; the target is there",
     r"\. \.venv/bin/activate": "changes the shell of a person",
     r"python -m (benchmarks|tests)\.": "minutes; the module is there",
     r"(cp \.env\.example|docker compose) ": "no Docker engine here; tests/deploy runs each service's command",
@@ -62,6 +62,21 @@ def parse(words: list[str]) -> None:
     while isinstance(command, click.Group):
         name, command, words = command.resolve_command(context, list(words))
     command.make_context(name, words, parent=context)
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_prose_names_is_there(page):
+    """`headrace COMMAND … --option` between words: the command, and every option as one of its own."""
+    text = page.read_text(encoding="utf-8")
+    for _, contents, _ in blocks(page):
+        text = text.replace(contents, "")
+    for words in map(str.split, re.findall(r"`headrace ([a-z][^`]*)`", text)):
+        command: click.Command = cli
+        while isinstance(command, click.Group) and words and words[0].isalpha():
+            assert words[0] in command.commands, words
+            command = command.commands[words.pop(0)]
+        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, words
 
 
 def test_scripts_are_valid_and_their_commands_exist():

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from app.flower_server import BUCKETS
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
 from app.store.live import workers_at
@@ -92,6 +94,7 @@ def flower_at(redis_url):
     )  # fmt: skip
     try:
         base = next(line for line in process.stderr if "Flower at" in line).split()[3]
+        assert base.startswith("http://127.0.0.1:")
 
         def ask(path: str, login: str | None = "me:pass word", method: str = "GET"):
             request = urllib.request.Request(base + path, method=method)
@@ -115,8 +118,14 @@ def flower(redis_url):
         yield ask
 
 
+def pool_size(flower, name: str) -> int:
+    """Slots as the worker itself tells Flower."""
+    return flower("/api/workers?refresh=1")[name]["stats"]["pool"]["max-concurrency"]
+
+
 def test_flower_shows_rows_lanes_and_workers_behind_a_password(flower, redis_client, redis_url, tmp_path):
-    """Task id and args are readable, lanes are queues, Grow makes more run, Shut Down drains; no password: 401."""
+    """Task id and args are readable, lanes are queues, Grow and Shrink change how many run, Shut Down drains, runtimes
+    are counted up to ten minutes; no password: 401."""
     for login in (None, "me:wrong"):
         with pytest.raises(urllib.error.HTTPError, match="401"):
             flower("/api/tasks", login)
@@ -132,6 +141,12 @@ def test_flower_shows_rows_lanes_and_workers_behind_a_password(flower, redis_cli
         assert {one["name"] for one in flower("/api/queues/length")["active_queues"]} == {"lane.short", "lane.long"}
         flower(f"/api/worker/pool/grow/{name}?n=8", method="POST")
         until(lambda: endpoint.stats()["peak_running"] > 2, what="more at once")
+        assert pool_size(flower, name) == 10
+        flower(f"/api/worker/pool/shrink/{name}?n=7", method="POST")
+        assert pool_size(flower, name) == 3
+        until(lambda: endpoint.stats()["running"] == 3, what="fewer at once")
+        edges = set(re.findall(r'flower_task_runtime_seconds_bucket{.*le="([^"]+)"', flower("/metrics")))
+        assert {float(edge) for edge in edges} == {*BUCKETS, float("inf")}
         flower(f"/api/worker/shutdown/{name}", method="POST")
         assert process.wait(30) == 0
         assert redis_client.zcard(KEYS.claims("d")) == 0

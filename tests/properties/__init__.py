@@ -1,0 +1,1 @@
+"""What must hold for whatever comes: generated cases, by Hypothesis."""

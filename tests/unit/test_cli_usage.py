@@ -145,6 +145,13 @@ def test_a_damaged_or_newer_run_file_is_refused(data, capsys, text):
     assert "run.json" in said(capsys, "status", "out")
 
 
+def test_a_run_of_a_newer_headrace_names_it(data, capsys):
+    """Not "damaged": the remedy is another one."""
+    (data / "out").mkdir()
+    (data / "out" / "run.json").write_text('{"format": 2, "headrace": "7.1"}')
+    assert "was written by a newer Headrace (7.1); resume the run with that" in said(capsys, "status", "out")
+
+
 def test_status_of_a_dataset_folder_shows_the_run_above(data, capsys):
     """A near miss of the directory is named."""
     (data / "run.json").write_text("{}")
@@ -165,6 +172,17 @@ def test_help_has_an_example(command, capsys):
         main([command, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.count(f"headrace {command}") >= 2
+
+
+@pytest.mark.parametrize("command", ["run", "enqueue"])
+def test_the_long_help_is_in_sections_and_leaves_no_option_over(command, capsys):
+    """A new option has its section; under "Options" stands --help alone."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert told.index("What is needed:") < told.index("Prompts:") < told.index("Answers:") < told.index("The run:")
+    (left,) = told.split("\nOptions:\n")[1:]
+    assert [word for word in left.split() if word.startswith("--")] == ["--help"]
 
 
 def test_help_loads_nothing_heavy():

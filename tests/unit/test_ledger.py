@@ -202,15 +202,12 @@ def test_a_raw_line_without_a_sample_is_pending_and_underived(ledger):
     assert list(ledger.underived()) == []
 
 
-def test_known_and_state_of_say_what_the_files_have(ledger):
+def test_known_is_what_the_files_have(ledger):
     """A verdict on the row covers all its completions."""
     ledger.commit([done(0), done(1, State.GENERATED), done(2, State.REJECTED, "too_long", -1, -1)])
     slots = [("chat", a_row(n), index) for n in range(4) for index in (0, 1)] + [("unheard-of", a_row(0), 0)]
     known = {("chat", a_row(0), 0), ("chat", a_row(1), 0), ("chat", a_row(2), 0), ("chat", a_row(2), 1)}
     assert set(ledger.known(slots)) == known
-    assert ledger.state_of("chat", a_row(1), 0) is State.GENERATED
-    assert ledger.state_of("chat", a_row(2), 5) is State.REJECTED
-    assert ledger.state_of("chat", a_row(3), 0) is None
 
 
 def test_missing_lists_the_completions_of_which_nothing_is_known_page_by_page(ledger):
@@ -277,7 +274,7 @@ def test_a_commit_that_tells_less_than_the_file_has_is_completed_from_the_file(l
     ends = write(rundir, [record])
     ledger.commit([Committed("chat", a_row(9), 0, State.GENERATED, "", 0)], ends)
     assert only(ledger).responses == 6
-    assert ledger.state_of("chat", a_row(0), 0) is State.GENERATED
+    assert ledger.known([("chat", a_row(0), 0)])
 
 
 @pytest.mark.parametrize("damage", ["missing", "garbage", "newer", "older", "truncated", "scribbled"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import prometheus_client
+import promql_parser
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,20 +34,29 @@ def summed(client) -> tuple[dict, dict]:
     return parse_figures(client.hgetall(keys.figures)), histograms(client, "run1")
 
 
-def scraped(seen: Snapshot, histograms: dict) -> dict[str, dict[tuple, float]]:
-    """Sample name → label values → number, through the client library's own text form and parser."""
+def samples(seen: Snapshot, histograms: dict) -> list:
+    """A scrape, through the client library's own text form and parser."""
     exporter, registry = Exporter(), prometheus_client.CollectorRegistry()
     exporter.show(seen, histograms)
     registry.register(exporter)
+    families = text_string_to_metric_families(prometheus_client.generate_latest(registry).decode())
+    return [sample for family in families for sample in family.samples]
+
+
+def scraped(seen: Snapshot, histograms: dict) -> dict[str, dict[tuple, float]]:
+    """Sample name → label values → number."""
+    return numbers(samples(seen, histograms))
+
+
+def numbers(scrape: list) -> dict[str, dict[tuple, float]]:
     found: dict[str, dict[tuple, float]] = {}
-    for family in text_string_to_metric_families(prometheus_client.generate_latest(registry).decode()):
-        for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    for sample in scrape:
+        found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
 
 
 @pytest.fixture
-def everything(redis_client):
+def exported(redis_client):
     """A scrape of a run of which all is known."""
     figures, found = summed(redis_client)
     kinds = [Kind("short-kind", 40, exactly(1000))]
@@ -55,7 +65,13 @@ def everything(redis_client):
         now(figures=figures, expected_rows={"code": 500}, workers=[BUSY], memory_bytes=5, memory_limit_bytes=10,
             kinds={"chat": kinds, "code": kinds}, endpoints=[endpoint(running=9, waiting=1, used_tokens=700)]),
     )  # fmt: skip
-    return scraped(seen, found)
+    return samples(seen, found)
+
+
+@pytest.fixture
+def everything(exported):
+    """The same as numbers."""
+    return numbers(exported)
 
 
 def test_the_numbers_of_the_live_view_are_all_there(everything):
@@ -99,14 +115,44 @@ def expressions() -> list[str]:
     ]
 
 
-def test_dashboard_and_alerts_ask_for_metrics_and_labels_that_exist(everything):
-    """A renamed metric would leave an empty panel, or an alert that never comes."""
-    labels = {"dataset", "endpoint", "reason", "finish_reason", "lane", "worker", "le", "instance", "job"}
-    assert len(expressions()) > 30
-    for expression in expressions():
-        assert set(re.findall(r"headrace_\w+", expression)) <= everything.keys(), expression
-        for names in re.findall(r"(?:by|without|on) \(([^)]*)\)", expression):
-            assert set(re.split(r",\s*", names)) <= labels, expression
+def parts(expression: str) -> list[promql_parser.Expr]:
+    """Everything in a PromQL expression, as Prometheus's grammar reads it."""
+    found: list[promql_parser.Expr] = []
+    promql_parser.walk(promql_parser.parse(expression), found.append)
+    return found
+
+
+def grouping(part: promql_parser.Expr) -> list[str]:
+    """Labels by which an aggregation groups, or a comparison matches."""
+    modifier = getattr(part, "modifier", None)
+    matching = modifier if isinstance(part, promql_parser.AggregateExpr) else getattr(modifier, "matching", None)
+    return list(matching.labels) if matching else []
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_dashboard_and_alerts_ask_for_metrics_and_labels_that_exist(expression, exported):
+    """A renamed metric would leave an empty panel, or an alert that never comes; so would a label it has not."""
+    labels: dict[str, set[str]] = {}
+    for sample in exported:
+        labels.setdefault(sample.name, {"instance", "job"}).update(sample.labels)
+    for part in parts(expression):
+        asked = [one for one in parts(part.prettify()) if isinstance(one, promql_parser.VectorSelector)]
+        assert {one.name for one in asked} <= labels.keys()
+        if isinstance(part, promql_parser.VectorSelector):
+            assert {one.name for one in part.matchers.matchers} <= labels[part.name]
+        for one in asked:
+            assert set(grouping(part)) <= labels[one.name], one.name
+
+
+def test_alerts_speak_of_labels_that_their_expression_leaves():
+    """`{{ $labels.endpoint }}` in a text is empty where the expression has summed the label away."""
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    assert len(group["rules"]) == len({rule["alert"] for rule in group["rules"]}) == 9
+    for rule in group["rules"]:
+        gone = {name for part in parts(rule["expr"]) for name in grouping(part)} - {"instance", "job"}
+        for name in re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])):
+            assert name not in gone, rule["alert"]
+            assert promql_parser.parse_duration(rule["for"])
 
 
 def test_every_metric_is_in_the_documentation(everything):

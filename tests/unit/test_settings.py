@@ -1,5 +1,6 @@
 """Where settings come from: the command line, the environment, a file; and how they reach a run's other processes."""
 
+import re
 import stat
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from app.cli.main import SETTABLE, cli
+from app.cli.settings_file import defaults_from
 from app.errors import UsageError
 from app.settings import load_settings, save_settings, settings_of
 from tests.belt import ROOT
@@ -140,3 +142,13 @@ def test_text_that_is_no_text_is_told_for_what_it_is(tmp_path, text, says):
     values = {"inputs": ["a"], "out": tmp_path, "endpoints": ["http://a:1"], "tokenizer": "t"}
     with pytest.raises(UsageError, match=f"--template-kwargs .*{says}"):
         settings_of({**values, "template_kwargs": {"mode": text}})
+
+
+def test_the_settings_file_of_the_documentation_is_one(data):
+    """Every name is a setting, every value of its type."""
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "command-line.md").read_text(), re.DOTALL)
+    (data / "headrace.toml").write_text(text)
+    found = defaults_from(data / "headrace.toml", {name: cli.commands[name] for name in SETTABLE})
+    assert found["run"]["max_new_tokens"] == 8192
+    assert found["worker"] == found["workers"]["list"] == {"redis": "redis://box:6379/0"}
+    assert found["doctor"]["tokenizer"] == "/models/teacher"
