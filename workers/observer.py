@@ -160,7 +160,7 @@ class Observer:
         observation = self._observation(url, seen, loads, held, now_ms, fresh, control, opened)
         state = _state(state_json)
         now = time.time()
-        recall = self._to_recall(controller.overflow_tokens(observation), held, now_ms, rate)
+        recall = self._to_recall(observation, held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
         seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
@@ -201,11 +201,9 @@ class Observer:
 
     # taking requests back
 
-    def _to_recall(self, tokens: float, held: dict[str, Share], now_ms: int, rate: float) -> list[str]:
-        if tokens <= 0:
-            return []
+    def _to_recall(self, seen: controller.Observation, held: dict[str, Share], now_ms: int, rate: float) -> list[str]:
         leases = ((s.granted_ms, s.prompt_tokens + s.made(now_ms, rate), name) for name, s in held.items())
-        return controller.to_recall(leases, tokens)
+        return controller.to_recall(leases, controller.overflow_tokens(seen), seen.waiting or 0)
 
     def _take_back(self, recalled: set[str]) -> None:
         """Abort our requests among those recalled: each is answered as aborted, and leases again, uncharged."""
