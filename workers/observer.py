@@ -6,6 +6,7 @@ and after ten seconds counts as 1 at most.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -64,6 +65,8 @@ class Observer:
     def __init__(self, courier: Courier, client: SGLangClient, endpoints: Endpoints, holdings: Holdings, name: str):
         self._courier, self._client, self._endpoints = courier, client, endpoints
         self._holdings, self._name = holdings, name
+        self._back = asyncio.Event()
+        endpoints.when_back.append(self._back.set)
         self._looks: dict[str, asyncio.Task] = {}
         self._seen: dict[str, _Seen] = {}
         self._aborts: set[asyncio.Task] = set()
@@ -94,11 +97,15 @@ class Observer:
                 if learner.done():
                     break
                 self._flush()
-                for url in self._endpoints.urls:
+                urls = self._endpoints.urls
+                away = urls != [] and all(map(self._endpoints.is_open, urls))
+                for url in urls:
                     done = url not in self._looks or self._looks[url].done()
-                    if done and (tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
+                    if done and (away or tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
                         self._looks[url] = asyncio.create_task(self._look(url))
-                await asyncio.sleep(controller.LOOK_SECONDS)
+                self._back.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._back.wait(), controller.LOOK_SECONDS * (_AWAY_TICKS if away else 1))
             learner.result()
         finally:
             for task in [learner, *self._looks.values()]:
