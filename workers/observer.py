@@ -163,7 +163,7 @@ class Observer:
         fresh = _deltas(seen, control)
         rate = _rate(seen, loads, float(control.get("rate", 0)))
         held = {name: parse_share(share) for name, share in shares.items()}
-        seen.foreign = _foreign(seen.foreign, loads, held.values(), now_ms, rate)
+        seen.foreign = _foreign(seen, loads, held.values(), now_ms, rate)
         observation = self._observation(url, seen, loads, held, now_ms, fresh, control, opened)
         state = _state(state_json)
         now = time.time()
@@ -283,12 +283,16 @@ def _rate(seen: _Seen, loads: Loads | None, before: float) -> float:
     return loads.gen_throughput / loads.running / 1000
 
 
-def _foreign(before: float, loads: Loads | None, shares: Iterable[Share], now_ms: int, rate: float) -> float:
-    """Tokens in use beyond what our leases should hold: other clients' requests, and what we underestimate."""
+def _foreign(seen: _Seen, loads: Loads | None, shares: Iterable[Share], now_ms: int, rate: float) -> float:
+    """Tokens in use beyond what our leases should hold: other clients' requests, and what we underestimate.
+
+    At the first look all of them: a Redis that forgot who holds what admits by this figure soon.
+    """
     if loads is None:
-        return before
+        return seen.foreign
     ours = sum(share.prompt_tokens + share.made(now_ms, rate) for share in shares)
-    return max(0.0, before + _SMOOTHING * (loads.used_tokens - ours - before))
+    weight = _SMOOTHING if seen.at_ms else 1.0
+    return max(0.0, seen.foreign + weight * (loads.used_tokens - ours - seen.foreign))
 
 
 def _stale_seconds(seen: _Seen, loads: Loads) -> float:
