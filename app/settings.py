@@ -56,6 +56,7 @@ class RunSettings(BaseModel):
     require: list[str] = Field(default_factory=list)  #: FIELD=VALUE that every server must have
     request_timeout_seconds: float = Field(default=3600.0, gt=0, le=_YEAR_SECONDS)
     endpoint_wait_seconds: float = Field(default=60.0, ge=0, le=_YEAR_SECONDS)
+    drift_wait_seconds: float = Field(default=600.0, ge=0, le=_YEAR_SECONDS)
     limit_seconds: float | None = Field(default=None, gt=0, le=_YEAR_SECONDS)
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     flower: bool = False
@@ -140,7 +141,10 @@ def _refuse_broken_text(values: Mapping[str, Any]) -> None:
             raise UsageError(f"{_option(name)} holds {half}, half a surrogate pair, which is no text.") from None
 
 
-_OPTION_OF = {"endpoints": "endpoint", "request_timeout_seconds": "request_timeout", "endpoint_wait_seconds": "endpoint_wait"}  # noqa: E501
+_OPTION_OF = {
+    "endpoints": "endpoint", "request_timeout_seconds": "request_timeout", "endpoint_wait_seconds": "endpoint_wait",
+    "drift_wait_seconds": "drift_wait",
+}  # fmt: skip
 _MUST = {
     "greater_than_equal": "must be at least {ge:g}",
     "greater_than": "must be more than {gt:g}",

@@ -157,7 +157,7 @@ class Play:
         names = {request.rid: request for request in self.held}
         leases = ((self.held[r], r.prompt_tokens + self._made(r), name) for name, r in names.items())
         tokens = controller.overflow_tokens(seen)
-        self.recall = [names[name] for name in controller.to_recall(leases, tokens)]
+        self.recall = [names[name] for name in controller.to_recall(leases, tokens, seen.waiting)]
         self.state = controller.observe(self.state, seen, now)
         if self.todo:
             self.uses.append(seen.use)

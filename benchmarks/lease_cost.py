@@ -41,6 +41,7 @@ class OneEndpoint:
     """What admission asks of workers/endpoints.py, for an endpoint that is always there."""
 
     def __init__(self, kv_tokens: int):
+        self.when_back: list = []
         self._info = EndpointInfo(url=URL, max_total_num_tokens=kv_tokens)
 
     def info(self, url: str) -> EndpointInfo:

@@ -26,9 +26,11 @@ from app.reasons import STAGE_OF, Rejected
 from app.records import Conversation, RejectedRecord, completion_id, slot_of
 from app.rundir import RunDir
 from app.settings import RunSettings
+from app.store.breaker import breakers_at
 from app.store.fleet import run_at
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
+from app.unserved import Unserved
 from producers.bookmarks import InputPass, rows_at
 from producers.catalog import Chunk, read_row, shape_options, source_id_text
 from producers.conveyor import Conveyor, Stopped
@@ -147,6 +149,7 @@ class Producer:
         self._conveyor.still_missing = self._still_missing
         self._outstanding: set[str] = set()
         self._again_at = 0.0
+        self._unserved = Unserved(settings.drift_wait_seconds)
 
     def run(self, *, wait: bool = True) -> None:
         """Enqueue everything missing; with `wait`, stay until nothing is pending. Raises Stopped."""
@@ -303,6 +306,7 @@ class Producer:
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
         self._publish_run()
         self._heed_halt()
+        self._heed_other_models()
         if again := self._conveyor.send_again(self._names):
             log.warning("sent_again %d tasks that nobody worked on", again)
 
@@ -312,6 +316,12 @@ class Producer:
         if halt is not None:
             state = json.loads(halt)
             raise error_of(state["exit_code"], state["message"])
+
+    def _heed_other_models(self) -> None:
+        """Raises RecipeChanged once nobody has served the run's model for long, and somebody serves another."""
+        urls = self._manifest.endpoints
+        breakers = self._conveyor.patiently(lambda: breakers_at(self._client, urls))
+        self._unserved.heed(breakers, time.monotonic())
 
     def _tick(self) -> None:
         if self._stopped():

@@ -32,7 +32,7 @@ UNKNOWN_CONCURRENCY = 64
 URGENT_SECONDS = 2.0
 #: Other workers' releases are seen this late: twice as late each time that nothing had come free.
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.1, 1.0
-_POLL_DOWN_SECONDS = 0.5  # all are away: Redis is not asked
+_POLL_DOWN_SECONDS = 2.0  # all are away: Redis is not asked; one that returns is told at once, one that is added is not
 _GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
 _GATHER_SECONDS_PER_LEASE = 0.00002  # ... the more of which there will be the more leases there are
 _ASK_LEAST, _ASK_MOST = 8, 64
@@ -121,6 +121,7 @@ class Admission:
         self._manifest = manifest
         self._rooms: dict[str, _Room] = {}
         self._wake = asyncio.Event()
+        endpoints.when_back.append(self._wake.set)
         self._numbers = itertools.count(1)
 
     @property

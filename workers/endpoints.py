@@ -8,7 +8,7 @@ back. What it says of its health is evidence, never the verdict: only a generati
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -61,6 +61,7 @@ class Endpoints:
         self._idle_since: dict[str, float] = {}  # of those that say that they are leaving
         self._seen_at: dict[str, float] = {}  # url → when a look began that found the run's model there
         self._looks: dict[str, asyncio.Task] = {}
+        self.when_back: list[Callable[[], None]] = []  #: called when an endpoint that was open is found closed
 
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run as they are now; those that no run has any more are forgotten."""
@@ -68,7 +69,7 @@ class Endpoints:
         self._runs = {url: one for one in self._manifests.values() for url in one.endpoints}
 
     @property
-    def urls(self) -> Iterable[str]:
+    def urls(self) -> list[str]:
         """The endpoints of all runs."""
         return list(self._runs)
 
@@ -154,7 +155,7 @@ class Endpoints:
         states = await asyncio.gather(*(self._courier.command("GET", _keys(url).open) for url in urls))
         for url, breaker in zip(urls, map(parse_breaker, states), strict=True):
             if breaker is None:
-                if self._open.pop(url, None) is not None:  # found back; who it is now, we ask ourselves
+                if self._found_back(url):  # who it is now, we ask ourselves
                     self._info.pop(url, None)
                 if url not in self._info:
                     self._start(url, self._learn(url))
@@ -162,6 +163,13 @@ class Endpoints:
                 self._open[url] = breaker
                 if breaker.why is not Why.DRAINED:
                     self._start(url, self._probe(url))
+
+    def _found_back(self, url: str) -> bool:
+        """Whoever waits for it need not look for it."""
+        was_open = self._open.pop(url, None) is not None
+        for tell in self.when_back if was_open else ():
+            tell()
+        return was_open
 
     async def run_forever(self) -> None:
         """Look every second."""
@@ -285,8 +293,9 @@ class Endpoints:
             if not await self._lead_probe(url, _PROBE_TTL_MS):
                 return
             if await self._answers(url, breaker):
-                self._open.pop(url, None)
-                if await self._courier.script(*closing(url)):
+                told = await self._courier.script(*closing(url))
+                self._found_back(url)
+                if told:
                     log.warning("endpoint_closed %s: it answers again", url)
                 await self._lead_probe(url, 1)
                 return

@@ -14,7 +14,8 @@ from workers.admission import Admission
 log = logging.getLogger(__name__)
 #: Tasks of a lane that may wait in a worker; more where the worker holds more leases than this.
 WAITING_LEAST = 256
-_LOOK_SECONDS = 0.1
+#: Between two looks: twice as long each time that nothing moved.
+_LOOK_SECONDS, _LOOK_MOST_SECONDS = 0.1, 0.4
 
 
 def lane_gate(admission: Admission, lanes: tuple[str, ...]) -> type[bootsteps.StartStopStep]:
@@ -25,12 +26,18 @@ def lane_gate(admission: Admission, lanes: tuple[str, ...]) -> type[bootsteps.St
 
         def __init__(self, consumer, **kwargs):
             super().__init__(consumer, **kwargs)
-            self._entry = None
+            self._entry, self._seen, self._pause = None, (0, 0), _LOOK_SECONDS
 
         def start(self, consumer) -> None:
             for lane in lanes:
                 _set_open(consumer, Lane(lane), True)  # a reconnect begins with what was closed before it
-            self._entry = consumer.timer.call_repeatedly(_LOOK_SECONDS, adjust, (consumer, admission, lanes))
+            self._look(consumer)
+
+        def _look(self, consumer) -> None:
+            adjust(consumer, admission, lanes)
+            before, self._seen = self._seen, (admission.waiting, admission.held)
+            self._pause = min(_LOOK_MOST_SECONDS, 2 * self._pause) if self._seen == before else _LOOK_SECONDS
+            self._entry = consumer.timer.call_after(self._pause, self._look, (consumer,))
 
         def stop(self, consumer) -> None:
             if self._entry is not None:

@@ -6,6 +6,7 @@ and after ten seconds counts as 1 at most.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -64,6 +65,8 @@ class Observer:
     def __init__(self, courier: Courier, client: SGLangClient, endpoints: Endpoints, holdings: Holdings, name: str):
         self._courier, self._client, self._endpoints = courier, client, endpoints
         self._holdings, self._name = holdings, name
+        self._back = asyncio.Event()
+        endpoints.when_back.append(self._back.set)
         self._looks: dict[str, asyncio.Task] = {}
         self._seen: dict[str, _Seen] = {}
         self._aborts: set[asyncio.Task] = set()
@@ -94,11 +97,15 @@ class Observer:
                 if learner.done():
                     break
                 self._flush()
-                for url in self._endpoints.urls:
+                urls = self._endpoints.urls
+                away = urls != [] and all(map(self._endpoints.is_open, urls))
+                for url in urls:
                     done = url not in self._looks or self._looks[url].done()
-                    if done and (tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
+                    if done and (away or tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
                         self._looks[url] = asyncio.create_task(self._look(url))
-                await asyncio.sleep(controller.LOOK_SECONDS)
+                self._back.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._back.wait(), controller.LOOK_SECONDS * (_AWAY_TICKS if away else 1))
             learner.result()
         finally:
             for task in [learner, *self._looks.values()]:
@@ -156,11 +163,11 @@ class Observer:
         fresh = _deltas(seen, control)
         rate = _rate(seen, loads, float(control.get("rate", 0)))
         held = {name: parse_share(share) for name, share in shares.items()}
-        seen.foreign = _foreign(seen.foreign, loads, held.values(), now_ms, rate)
+        seen.foreign = _foreign(seen, loads, held.values(), now_ms, rate)
         observation = self._observation(url, seen, loads, held, now_ms, fresh, control, opened)
         state = _state(state_json)
         now = time.time()
-        recall = self._to_recall(controller.overflow_tokens(observation), held, now_ms, rate)
+        recall = self._to_recall(observation, held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
         seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
@@ -201,11 +208,9 @@ class Observer:
 
     # taking requests back
 
-    def _to_recall(self, tokens: float, held: dict[str, Share], now_ms: int, rate: float) -> list[str]:
-        if tokens <= 0:
-            return []
+    def _to_recall(self, seen: controller.Observation, held: dict[str, Share], now_ms: int, rate: float) -> list[str]:
         leases = ((s.granted_ms, s.prompt_tokens + s.made(now_ms, rate), name) for name, s in held.items())
-        return controller.to_recall(leases, tokens)
+        return controller.to_recall(leases, controller.overflow_tokens(seen), seen.waiting or 0)
 
     def _take_back(self, recalled: set[str]) -> None:
         """Abort our requests among those recalled: each is answered as aborted, and leases again, uncharged."""
@@ -278,12 +283,16 @@ def _rate(seen: _Seen, loads: Loads | None, before: float) -> float:
     return loads.gen_throughput / loads.running / 1000
 
 
-def _foreign(before: float, loads: Loads | None, shares: Iterable[Share], now_ms: int, rate: float) -> float:
-    """Tokens in use beyond what our leases should hold: other clients' requests, and what we underestimate."""
+def _foreign(seen: _Seen, loads: Loads | None, shares: Iterable[Share], now_ms: int, rate: float) -> float:
+    """Tokens in use beyond what our leases should hold: other clients' requests, and what we underestimate.
+
+    At the first look all of them: a Redis that forgot who holds what admits by this figure soon.
+    """
     if loads is None:
-        return before
+        return seen.foreign
     ours = sum(share.prompt_tokens + share.made(now_ms, rate) for share in shares)
-    return max(0.0, before + _SMOOTHING * (loads.used_tokens - ours - before))
+    weight = _SMOOTHING if seen.at_ms else 1.0
+    return max(0.0, seen.foreign + weight * (loads.used_tokens - ours - seen.foreign))
 
 
 def _stale_seconds(seen: _Seen, loads: Loads) -> float:

@@ -100,9 +100,7 @@ def observe(state: State, seen: Observation, now: float) -> State:
     if seen.open:
         return _down(state, seen, now) if state.up else state
     if not state.up:
-        state = dataclasses.replace(
-            state, up=True, up_at=now, since=now, fullest=0.0, queue_ceiling=-1, usual_requests=0.0
-        )
+        state = dataclasses.replace(state, up=True, up_at=now, since=now, fullest=0.0, queue_ceiling=-1)
         state = _changed(state, seen, now, state.f)
     if state.since is None or not seen.leases:
         state = _changed(dataclasses.replace(state, since=now), seen, now, state.f)
@@ -134,25 +132,26 @@ def overflow_tokens(seen: Observation) -> float:
     return max(0.0, seen.used_tokens + RELIEF_LOOKS * LOOK_SECONDS * seen.throughput - seen.kv_tokens)
 
 
-def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float) -> list[str]:
+def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float, waiting: int = 0) -> list[str]:
     """Whom to take back, the youngest first, so that so many tokens are freed. The eldest always stays.
 
-    leases: (granted at, tokens held, id) of each. What is lost is the least that can be: a server that is full would
-    push them out of its batch and prefill them again, or die.
+    leases: (granted at, tokens held, id) of each. waiting: so many of them, the youngest, stand in the server's queue:
+    they hold nothing there, and would take the room that the others free. What is lost is the least that can be: a
+    server that is full would push them out of its batch and prefill them again, or die.
     """
     recalled: list[str] = []
-    for _, held, lease_id in sorted(leases, reverse=True)[:-1]:
+    for number, (_, held, lease_id) in enumerate(sorted(leases, reverse=True)[:-1]):
         if tokens <= 0:
             break
         recalled.append(lease_id)
-        tokens -= held
+        tokens -= held if number >= waiting else 0.0
     return recalled
 
 
 def _levels(state: State, seen: Observation, young: bool) -> State:
     """Remember what is in flight, a little longer than it is: a death is noticed after the level has fallen."""
     usual = state.usual_requests or (0.0 if young else float(seen.leases))
-    if usual and (seen.wanted or seen.leases > usual):  # fewer because there is no work says nothing
+    if not young and (seen.wanted or seen.leases > usual):  # fewer because there is no work, or not yet, says nothing
         usual += (seen.leases - usual) * min(1.0, 2 * LOOK_SECONDS / max(1.0, seen.generation_seconds))
     return dataclasses.replace(
         state,

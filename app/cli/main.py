@@ -83,6 +83,8 @@ run_options = options(
            metavar="SECONDS", help="Deadline of one request."),
     option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, show_default=True,
            metavar="SECONDS", help="How long to wait at the start for an endpoint that never answered."),
+    option("--drift-wait", "drift_wait_seconds", type=float, default=600.0, show_default=True, metavar="SECONDS",
+           help="How long endpoints that are away may keep a run going that the others serve no more (exit 6)."),
     option("--high-water", type=int, default=5000, show_default=True, help="Queued tasks per lane."),
     option("--max-row-bytes", type=int, default=64 * 2**20, help="Larger rows are rejected."),
     option("--max-sample-tokens", type=int, help="Longer samples are rejected."),

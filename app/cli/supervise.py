@@ -20,7 +20,7 @@ from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
 from app.cli.view import View
-from app.cli.watching import facts_of, nobody_serves
+from app.cli.watching import facts_of
 from app.errors import (
     INTERNAL,
     OK,
@@ -29,7 +29,6 @@ from app.errors import (
     STORAGE,
     USAGE,
     Incomplete,
-    RecipeChanged,
     StorageError,
     error_of,
 )
@@ -77,7 +76,6 @@ class Supervisor:
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
     _commands: ChangeCommands | None = None
-    _unserved_since: float | None = None  #: no endpoint serves the run's model since then
     _to_say: list[str] = field(default_factory=list)  #: by signal handlers, which may interrupt whoever speaks
     _started: float = field(default_factory=time.monotonic)
 
@@ -175,7 +173,6 @@ class Supervisor:
                     return SOME_REJECTED if self.final["totals"]["rejected"] else OK
                 if now is not None and now.halt is not None:
                     raise error_of(now.halt["exit_code"], now.halt["message"])
-                self._refuse_other_models(now)
                 if self._stopped():
                     raise Incomplete("Stopped with rows pending; the same command resumes.")
                 self._commands.heed(self._manifest.endpoints)
@@ -187,20 +184,6 @@ class Supervisor:
         if not self.prepared.rundir.run_json.exists():
             raise StorageError(
                 f"{self.prepared.settings.out} was moved or removed while the run went on; put it back and resume."
-            )
-
-    def _refuse_other_models(self, now: RunNow | None) -> None:
-        """Raises RecipeChanged once nobody has served the run's model for long, and somebody serves another."""
-        unserved = nobody_serves(now)
-        if unserved is None:
-            self._unserved_since = None
-            return
-        sentence, seconds = unserved
-        self._unserved_since = self._unserved_since or time.monotonic()
-        if time.monotonic() - self._unserved_since > seconds:
-            raise RecipeChanged(
-                f"No endpoint serves the run's model any more: {sentence}. "
-                "Start the same server again and repeat the command, or use another --out."
             )
 
     def _now_and_then(self) -> None:

@@ -28,9 +28,6 @@ from app.store.report import Report
 
 _AGAIN_SECONDS = 2.0
 
-#: No endpoint serves the run's model for so long: the run ends with exit code 6. The second where some do not answer.
-ALL_DIFFER_SECONDS, OTHERS_AWAY_SECONDS = 10.0, 600.0
-
 
 class _Redis:
     """The run's Redis, wherever it is now: the private one has another socket after every start."""
@@ -186,14 +183,3 @@ def troubles(endpoints: Sequence[EndpointNow]) -> str:
     away = [endpoint for endpoint in endpoints if endpoint.open_since is not None]
     lines = [f"{one.url} is {'held' if one.differs else 'away'}: {one.evidence}\n" for one in away]
     return "".join(["\n", *lines]) if lines else ""
-
-
-def nobody_serves(now: RunNow | None) -> tuple[str, float] | None:
-    """If no endpoint serves the run and one serves something else instead: a sentence, and the seconds after which that
-    is final. Shorter if all do; where others are away, they may come back as what they were."""
-    held = [endpoint for endpoint in (now.endpoints if now else []) if endpoint.differs]
-    if not held or any(endpoint.open_since is None for endpoint in now.endpoints):
-        return None
-    alone = len(held) == len(now.endpoints)
-    sentence = "; ".join(f"{endpoint.url}: {endpoint.evidence}" for endpoint in held)
-    return sentence, ALL_DIFFER_SECONDS if alone else OTHERS_AWAY_SECONDS

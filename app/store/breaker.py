@@ -53,6 +53,12 @@ def parse_breaker(text: bytes | None) -> Breaker | None:
     return Breaker(state["since"], state["evidence"], Why(state["why"]))
 
 
+def breakers_at(client: redis.Redis, urls: list[str]) -> dict[str, Breaker | None]:
+    """By URL; None: closed. Raises redis errors."""
+    texts = client.mget([EndpointKeys(endpoint_key(url)).open for url in urls]) if urls else []
+    return dict(zip(urls, map(parse_breaker, texts), strict=True))
+
+
 Call = tuple[str, list[str], list[str | int]]
 
 

@@ -1,10 +1,14 @@
 """Admission on the real path: worker processes, Redis, HTTP, and an endpoint that dies of too much."""
 
+import asyncio
 import contextlib
+import threading
 
 import pytest
 
 from app.capacity.share import parse_share
+from app.sglang.client import SGLangClient, new_rid
+from app.sglang.faults import Fault
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.sglang.simulator.faults import Faults
 from app.store.keys import CELERY_PREFIX, EXPECTED, EndpointKeys, RunKeys
@@ -88,3 +92,36 @@ def test_lane_ceilings_are_exact_over_all_workers_and_neither_lane_starves(redis
         assert max(long for _, long in seen) == 3
         assert (12, 3) in seen
         assert endpoint.stats()["peak_running"] <= 15
+
+
+async def _generate(url: str, count: int, prompt: int) -> None:
+    client = SGLangClient()
+    ids = [[number] * prompt for number in range(1, count + 1)]
+    calls = (client.generate(url, one, {"max_new_tokens": 1000}, rid=new_rid(), deadline_seconds=120) for one in ids)
+    with contextlib.suppress(Fault):
+        await asyncio.gather(*calls, return_exceptions=True)
+    await client.aclose()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_after_a_loss_of_redis_the_endpoint_s_own_figure_is_the_floor_of_what_is_in_flight(
+    redis_client, redis_url, tmp_path
+):
+    """Others fill three quarters of a pool that kills if it overflows; Redis knows nothing: the rest is used."""
+    config = SimulatorConfig(
+        max_total_num_tokens=KV_TOKENS, max_running_requests=1000, output_lengths="fixed", output_mean=400,
+        step_seconds=0.1, admission="free_space", faults=Faults(crash_on_kv_full=True),
+    )  # fmt: skip
+    with running_simulator(config) as endpoint:
+        threading.Thread(target=lambda: asyncio.run(_generate(endpoint.url, 2, 15_000)), daemon=True).start()
+        until(lambda: endpoint.stats()["running"] == 2, what="the others run")
+        redis_client.flushall()
+        with worker(redis_url, tmp_path):
+            put(redis_client, redis_url, manifest(endpoint.url, max_new_tokens=64), 100, prompt=150)
+            until(lambda: redis_client.xlen(KEYS.responses) == 100, 120, "100 responses")
+        stats = endpoint.stats()
+    assert stats["crashes"] == 0
+    assert stats["retractions"] == 0
+    assert 0.85 * KV_TOKENS < stats["peak_used_tokens"] <= KV_TOKENS
+    assert stats["peak_running"] > 20

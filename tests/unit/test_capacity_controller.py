@@ -104,6 +104,14 @@ def test_more_than_usual_is_let_in_slowly():
     assert ceilings(idle, 1100.0).requests == int(50 * HEADROOM)
 
 
+def test_what_was_usual_before_an_endpoint_went_is_usual_when_it_is_back():
+    """Its first generation is young and small, so many more would fit; they would all grow together."""
+    state = observe(after(ROOM, 100), Observation(open=True, died=False), 2000.0)
+    for look in range(40):
+        state = observe(state, replace(ROOM, leases=16, eldest_seconds=look / 4), 2010.0 + look / 4)
+    assert ceilings(state, 2030.0).requests == int(50 * HEADROOM)
+
+
 def test_a_collapse_of_throughput_lowers_f():
     """More run than before, and together they make less."""
     state = after(replace(ROOM, wanted=False, throughput=1000.0), 30)
@@ -125,7 +133,8 @@ def test_an_endpoint_that_died_is_kept_away_from_the_level_at_which_it_did():
     later = ceilings(state, 2060.0)
     assert later.requests == pytest.approx(100 * DEATH_SHARE, rel=0.05)
     assert later.tokens == pytest.approx(50_000 * DEATH_SHARE, rel=0.05)
-    assert ceilings(state, 2000.0 + 1800).requests == pytest.approx(2 * 100 * DEATH_SHARE, rel=0.05)
+    forgotten = ceilings(replace(state, usual_requests=0.0), 2000.0 + 1800)
+    assert forgotten.requests == pytest.approx(2 * 100 * DEATH_SHARE, rel=0.05)
 
 
 def test_a_death_far_below_what_was_held_before_is_no_sign_of_overload():
@@ -153,6 +162,13 @@ def test_the_youngest_are_recalled_before_the_pool_overflows():
     assert to_recall(leases, 500) == ["new"]
     assert to_recall(leases, 3000) == ["new", "middle"]
     assert to_recall(leases, 99_999) == ["new", "middle"]
+
+
+def test_who_stands_in_the_servers_queue_frees_nothing_and_is_recalled_all_the_same():
+    """Its prompt is not in the pool yet, and would take the room that others free."""
+    leases = [(4.0, 9000.0, "queued"), (3.0, 1000.0, "new"), (2.0, 4000.0, "middle"), (1.0, 1.0, "old")]
+    assert to_recall(leases, 500, waiting=1) == ["queued", "new"]
+    assert to_recall(leases, 0, waiting=1) == []
 
 
 def test_who_leaves_or_loads_is_not_remembered_as_dead():

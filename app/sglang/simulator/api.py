@@ -53,7 +53,7 @@ class Api:
 
         def server_info() -> Any:
             status = "starting" if self.service.loading else "ready"
-            return bodies.server_info(*service(), self.service.engine, status)
+            return bodies.server_info(*service(), self.service.engine_now, status)
 
         generate, tokenize = {"POST": self._generate, "PUT": self._generate}, {"POST": self._tokenize}
         model_info, health = _get(lambda: bodies.model_info(*service())), {"GET": self._health}
@@ -66,7 +66,7 @@ class Api:
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
-            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine, time.time())),
+            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, time.time())),
             "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
@@ -257,7 +257,7 @@ class Api:
         return web.Response(status=503 if bad else 200, headers=HEADERS)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(text=bodies.metrics(self.config, self.service.engine, self.service.model.name),
+        return web.Response(text=bodies.metrics(self.config, self.service.engine_now, self.service.model.name),
                             headers=HEADERS)  # fmt: skip
 
     async def _stats(self, request: web.BaseRequest) -> web.Response:

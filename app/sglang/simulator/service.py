@@ -99,6 +99,12 @@ class Service:
         """Unix time of an engine time."""
         return self._wall_origin + engine_time / self.config.speed
 
+    @property
+    def engine_now(self) -> Engine:
+        """The engine as it is now, for figures: between two events it decodes. Who is over is handed out by `_play`."""
+        self.engine.advance_clock(self.now())
+        return self.engine
+
     def wake(self, at: float | None = None) -> None:
         """Looks at the engine at that engine time, None = now, and not at the time planned before."""
         self.close()
@@ -215,7 +221,7 @@ class Service:
 
     def stats(self, detail: bool = True) -> dict[str, Any]:
         """Everything counted since the start, crashes included. detail: per rid and per prompt (`prompt_hash`) too."""
-        engine = self.engine
+        engine = self.engine_now
         stats = {
             **dict.fromkeys(("requests", "refused_400", "queue_full", "aborted", "aborted_waiting", "abort_requests",
                              "disconnects", "crashes", "restarts", "lost"), 0),
