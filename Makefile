@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-long setup check chaos lock reference clean
+.PHONY: demo test test-long test-real setup check chaos lock reference clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -15,6 +15,12 @@ test: $(VENV)/.dev-installed  ## everything CI runs
 
 test-long: $(VENV)/.dev-installed  ## what is too slow for every run, about ten minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+
+REAL_SGLANG ?= .real-sglang
+test-real: $(VENV)/.dev-installed  ## against a real SGLang on the CPU (3.5 GB in REAL_SGLANG), or servers elsewhere: ENDPOINTS=URL,URL TOKENIZER=DIR
+	$(if $(ENDPOINTS),,tests/real/setup.sh $(REAL_SGLANG))
+	REAL_SGLANG=$(REAL_SGLANG) ENDPOINTS=$(ENDPOINTS) TOKENIZER=$(TOKENIZER) CONSUMERS="$(CONSUMERS)" \
+	  $(BIN)/python -m pytest -m real tests/real --durations=10
 
 check: test
 

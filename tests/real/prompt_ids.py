@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from app.cli.parity import as_sent
 from app.reasons import Rejected
 from app.records import Conversation
@@ -40,10 +42,10 @@ def rows(folder: Path, per_file: int) -> Iterator[tuple[str, Conversation]]:
                     continue
 
 
-async def compare(endpoint: str, directory: Path, folder: Path, wanted: int) -> int:
+async def compare(endpoint: str, directory: Path, folder: Path, wanted: int, api_key: SecretStr | None = None) -> int:
     """Compare up to `wanted` rows. Returns the exit code."""
     counts: Counter[str] = Counter()
-    async with SGLangClient() as client:
+    async with SGLangClient(api_key or None) as client:
         info = await client.info(endpoint)
         form = tool_form(info.version)
         renderer = Renderer(RenderOptions(str(directory), tool_form=form))
