@@ -87,7 +87,11 @@ class _Surveyor:
                     await self._client.info(url)  # the probe keeps the evidence to itself; this one tells it
                 else:  # also while it says that it loads: only a generation proves anything
                     await self._client.canary(url, self._sampling, vocab_size=self._vocab_size)
-                    self._found[url] = await self._client.info(url)
+                    info = await self._client.info(url)
+                    if sentence := info.drops(self._sampling):
+                        remedy = "give --endpoint the servers behind it, or leave that parameter out"
+                        raise UsageError(f"{url}: {sentence}; {remedy}.")
+                    self._found[url] = info
                     return
             except Fault as fault:
                 if fault.fatal_for_run:

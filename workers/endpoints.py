@@ -270,7 +270,7 @@ class Endpoints:
             return
         self._problems.pop(url, None)
         run = self._runs[url]
-        if sentence := objection(run.server, run.required, info.identity):
+        if sentence := objection(run.server, run.required, info.identity) or info.drops(run.sampling):
             await self.open(url, sentence, why=Why.DIFFERS, explains=True)
             return
         self._info[url] = info

@@ -192,10 +192,11 @@ class SGLangClient:
             if fault.kind in (FaultKind.CONTRACT, FaultKind.WRONG_COUNTS):
                 advice = f"{fault.detail}; use SGLang 0.5.6 or newer"
                 raise Fault(FaultKind.UNUSABLE_VERSION, advice, url=url) from fault
-            if fault.kind is FaultKind.SERVER_ERROR and await self._serves_plainly(url, vocab_size, timeout_seconds):
-                # Before 0.5.23 an unknown parameter is a bare 500: the parameters are the only difference left.
-                raise Fault(FaultKind.BAD_PARAMETERS, "it serves, but not with our parameters").at(url) from fault
-            raise
+            if fault.kind is not FaultKind.SERVER_ERROR:
+                raise
+            if not await self._serves_plainly(url, vocab_size, timeout_seconds):
+                raise
+            await self._canary_again(url, tiny, vocab_size, timeout_seconds)
 
     async def tokenize(
         self,
@@ -218,6 +219,15 @@ class SGLangClient:
         await self.generate(
             url, _CANARY_IDS, sampling, rid=new_rid(), deadline_seconds=timeout_seconds, vocab_size=vocab_size
         )
+
+    async def _canary_again(self, url: str, sampling: JSONObject, vocab_size: int | None, seconds: float) -> None:
+        """Before 0.5.23 an unknown parameter is a bare 500, each time; a server that stumbled takes it now."""
+        try:
+            await self._canary(url, sampling, vocab_size, seconds)
+        except Fault as fault:
+            if fault.kind is FaultKind.SERVER_ERROR:
+                raise Fault(FaultKind.BAD_PARAMETERS, "it serves, but not with our parameters").at(url) from fault
+            raise
 
     async def _serves_plainly(self, url: str, vocab_size: int | None, timeout_seconds: float) -> bool:
         try:

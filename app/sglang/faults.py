@@ -216,6 +216,7 @@ class _ErrorBody:
     """The three shapes of an error: `error` is a string, `error` is an object, or the object itself is the error."""
 
     scheduler: bool = False  #: SGLang's scheduler (or its schema) speaks: {"object": "error", …}
+    upstream: bool = False  #: sglang-router speaks: it got no answer from the server that it chose
     quotable: str = ""  #: the server's words, where they can't repeat our input
 
     @classmethod
@@ -230,7 +231,8 @@ class _ErrorBody:
         words = error.get("message") if isinstance(error, dict) else error
         if error is None and status >= 500:  # below 500 the schema speaks, and repeats what it was sent
             words = value.get("message")
-        return cls(value.get("object") == "error", words[:_QUOTE_LIMIT] if isinstance(words, str) else "")
+        upstream = isinstance(error, dict) and str(error.get("code")).startswith("call_upstream")
+        return cls(value.get("object") == "error", upstream, words[:_QUOTE_LIMIT] if isinstance(words, str) else "")
 
 
 _BY_STATUS = {
@@ -257,6 +259,8 @@ def _kind_of_status(status: int, error: _ErrorBody, facts: RequestFacts) -> Faul
         return _kind_of_refusal(facts)
     if status == 503:
         return _kind_of_503(error, facts)
+    if error.upstream:
+        return FaultKind.GATEWAY
     return FaultKind.OUT_OF_MEMORY if error.scheduler else FaultKind.SERVER_ERROR
 
 

@@ -61,6 +61,7 @@ class EndpointInfo:
     speculative_accept_threshold_acc: float | None = None
     json_model_override_args: str | None = None
     schedule_conservativeness: float | None = None
+    router: bool | None = None  #: True: sglang-router, with any number of servers behind it
     deterministic: bool | None = None  #: --enable-deterministic-inference: without a seed, equal prompts, equal answers
 
     @property
@@ -86,12 +87,19 @@ class EndpointInfo:
         tree = (self.speculative_eagle_topk or 0) * (self.speculative_num_steps or 0)
         return max(tree, self.speculative_num_draft_tokens or 0)
 
+    def drops(self, sampling: JSONObject) -> str | None:
+        """What of these parameters would not reach a model there, in a sentence: a router hands on what it knows."""
+        names = [name for name in _UNKNOWN_TO_ROUTERS if self.router and sampling.get(name) is not None]
+        return f"it is sglang-router, which drops {' and '.join(names)} without a word" if names else None
+
     @property
     def usable_context(self) -> int | None:
         """The context that prompt and answer can use together."""
         return None if self.context_length is None else self.context_length - self.reserved_tokens
 
 
+#: Seen at sglang-router 0.3.2. It drops `spaces_between_special_tokens`, too, which touches no id.
+_UNKNOWN_TO_ROUTERS = ("logit_bias", "stop_regex", "structural_tag")
 _IDENTITY = (
     "model", "version", "weight_version", "revision", "tokenizer_path", "context_length", "dtype", "quantization",
     "kv_cache_dtype", "speculative_algorithm", "speculative_draft_model", "speculative_num_steps",
@@ -109,6 +117,7 @@ def endpoint_info(url: str, model_info: JSONObject, server_info: JSONObject, mod
     said["context_length"] = card.get("max_model_len") or server_info.get("context_length")
     said["max_running_requests"] = _max_running_requests(server_info)
     said["speculative_draft_model"] = said.get("speculative_draft_model_path")
+    said["router"] = said.get("router_manager")
     said["deterministic"] = said.get("enable_deterministic_inference")
     fields = {name: _typed(said.get(name), type_) for name, type_ in _FIELD_TYPES.items()}
     return EndpointInfo(url=url, **fields)

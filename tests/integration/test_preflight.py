@@ -86,11 +86,11 @@ def test_what_is_no_redis_url_shows_the_form(url):
         connect(url)
 
 
-def surveyed(*urls: str, key: str = "", wait: float = 0.5):
+def surveyed(*urls: str, key: str = "", wait: float = 0.5, **parameters):
     """A survey with what it said."""
     said: list[str] = []
     secret = SecretStr(key) if key else None
-    sampling = sampling_body({"max_new_tokens": 8})
+    sampling = sampling_body({"max_new_tokens": 8, **parameters})
     found = survey(urls, sampling, api_key=secret, vocab_size=VOCAB, wait_seconds=wait, say=said.append)
     return found, said
 
@@ -118,6 +118,14 @@ def test_an_endpoint_that_wants_another_key_ends_the_run_at_once():
         assert url in told
         assert "wrongsecret" not in told
         assert isinstance(surveyed(url, key="right")[0][url], EndpointInfo)
+
+
+def test_a_router_that_would_drop_a_parameter_ends_the_run_and_serves_without_it():
+    """Every answer would be another than the recipe says."""
+    with endpoint(behind_router=True) as url:
+        assert f"{url}: it is sglang-router, which drops logit_bias" in refusal(url, logit_bias={"5": 1.0})
+        found = surveyed(url, sampling_seed=7)[0][url]
+        assert (found.model, found.context_length, found.kv_tokens) == ("simulated/teacher", None, None)
 
 
 def test_an_address_without_an_sglang_ends_the_run_at_once():

@@ -398,6 +398,19 @@ def test_parameters_that_make_an_old_server_fail_are_found_out():
     assert (fault.kind, fault.fatal_for_run) == (FaultKind.SERVER_ERROR, False)
 
 
+def test_one_bare_500_is_not_taken_for_refused_parameters():
+    """A server that stumbles over the canary, serves plainly, and takes the same parameters a moment later is fine."""
+    stumbles = iter([True, False, False])
+
+    async def stumbling(request: web.Request) -> web.Response:
+        if next(stumbles):
+            return web.Response(text="Internal Server Error", status=500)
+        return web.json_response(true_answer(await request.json()))
+
+    assert run({"/generate": stumbling}, lambda client, url: client.canary(url, SAMPLING)) is None
+    assert list(stumbles) == []
+
+
 def test_the_servers_template_tokenizes_or_it_does_not():
     """/v1/tokenize since 0.5.14; before it, None."""
     seen = []

@@ -222,3 +222,16 @@ class TestQueue:
         first, second = together([lambda: generate(server.url, [1], 10, rid="dup", ignore_eos=True), again])
         assert second.json == {"error": {"message": "Duplicate request ID detected: dup"}}
         assert len(first.json["output_ids"]) == 10
+
+
+def test_behind_a_router_the_simulator_says_as_little():
+    """What sglang-router 0.3.2 answered, path by path."""
+    recorded = json.loads((RECORDED.parent / "router_0.3.2.json").read_text())["says"]
+    with running_simulator(replace(BASE, behind_router=True)) as server:
+        for asked, said in recorded.items():
+            method, path = asked.split()
+            body = {"messages": [{"role": "user", "content": "hi"}]} if path == "/v1/tokenize" else {"rid": "x"}
+            answer = call(server.url, path, body if method == "POST" else None)
+            assert answer.status == said["status"], asked
+            if isinstance(said["body"], dict):
+                assert shape(said["body"]).items() <= shape(answer.json).items(), asked

@@ -1,5 +1,7 @@
 """A real server dies in mid-run, in each of the ways in which it can: nothing is lost, nothing is twice."""
 
+import json
+
 import pytest
 
 from tests.acceptance.harness import DEMO, run, status, verified
@@ -8,7 +10,7 @@ from tests.real.runs import finished, raw
 from tests.real.server import post
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-ROWS = 60
+ROWS = 40
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def assert_whole(out):
 def test_another_server_takes_over_when_the_scheduler_is_killed(victim, target, run_words, tmp_path):
     """The dead one keeps its sockets open and silent for seconds, and never comes back in this run."""
     out = tmp_path / "out"
-    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url, target.url), max_new_tokens=150)
+    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url, target.url), max_new_tokens=100)
     with run(out, *words, "--limit", ROWS, "--concurrency", 4) as started:
         under_way(started, victim.url)
         victim.kill_scheduler()
@@ -48,7 +50,7 @@ def test_a_run_waits_for_its_only_server_and_goes_on(victim, run_words, tmp_path
     if not victim.alive:
         victim.start()
         victim.wait_ready()
-    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url,), max_new_tokens=150)
+    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url,), max_new_tokens=100)
     with run(out, *words, "--limit", ROWS, "--concurrency", 4) as started:
         under_way(started, victim.url)
         victim.kill()
@@ -61,7 +63,7 @@ def test_a_run_waits_for_its_only_server_and_goes_on(victim, run_words, tmp_path
 def test_a_server_that_is_told_to_stop_gets_nothing_new_and_finishes_what_it_has(victim, target, run_words, tmp_path):
     """SIGTERM: it exits soon although the run goes on, and none of its answers is lost or made twice."""
     out = tmp_path / "out"
-    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url, target.url), max_new_tokens=150)
+    words = run_words(DEMO / "gsm8k.jsonl", urls=(victim.url, target.url), max_new_tokens=100)
     with run(out, *words, "--limit", ROWS, "--concurrency", 4) as started:
         under_way(started, victim.url)
         victim.terminate()
@@ -71,13 +73,12 @@ def test_a_server_that_is_told_to_stop_gets_nothing_new_and_finishes_what_it_has
     assert [line["attempt"] for line in raw(out)] == [1] * ROWS
 
 
-@pytest.mark.parametrize("bad_id", [-1, "vocabulary"])
-def test_an_id_that_the_model_does_not_have_kills_a_server(victim, bad_id):
+def test_an_id_that_the_model_does_not_have_kills_a_server(victim):
     """What our own checks are for: sent by hand, past them."""
     if not victim.alive:
         victim.start()
         victim.wait_ready()
-    ids = [300, 4224 if bad_id == "vocabulary" else bad_id]
+    size = json.loads((victim.model / "config.json").read_text())["vocab_size"]
     with pytest.raises(Exception, match="disconnected"):
-        post(victim.url, "/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 4}})
+        post(victim.url, "/generate", {"input_ids": [300, size], "sampling_params": {"max_new_tokens": 4}})
     victim.wait_gone()

@@ -1,4 +1,4 @@
-"""Others at the same server: they abort, pause and swap weights while a run goes on. It must be nobody else's server."""
+"""Others at the same server abort, pause and swap weights while a run goes on. It must be nobody else's server."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from tests.real.runs import finished, raw
 from tests.real.server import get, metric, post
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-ROWS = 40
+ROWS = 24
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def under_way(out, words):
 @pytest.fixture
 def words(run_words, target):
     """Of such a run."""
-    return run_words(DEMO / "gsm8k.jsonl", urls=(target.url,), max_new_tokens=150)
+    return run_words(DEMO / "gsm8k.jsonl", urls=(target.url,), max_new_tokens=100)
 
 
 def test_answers_that_somebody_aborts_are_made_again(words, target, tmp_path):

@@ -78,12 +78,12 @@ def write_rows(file, tokenizer, sizes):
 def test_a_full_queue_slows_the_run_and_costs_no_row_an_attempt(serve, run_words, tmp_path):
     """Strangers fill two places to run and two to wait; refused rows come again, uncharged."""
     out = tmp_path / "out"
-    with serve("--max-queued-requests", "2", running=2) as server, strangers(server.url, 6, tokens=60):
+    with serve("--max-queued-requests", "2", running=2) as server, strangers(server.url, 3, tokens=20):
         words = run_words(DEMO / "gsm8k.jsonl", urls=(server.url,))
-        with run(out, *words, "--limit", 30, "--concurrency", 8) as started:
+        with run(out, *words, "--limit", 12, "--concurrency", 8) as started:
             assert finished(started), started.text()
         assert metric(server.url, "sglang:http_responses_total", 'status_code="503"') > 0
-    assert len(raw(out)) == 30
+    assert len(raw(out)) == 12
     assert "attempts_exhausted" not in status(out)["totals"]["rejected_by_reason"]
     assert verified(out)
 
@@ -99,13 +99,13 @@ def test_a_pool_that_overflows_loses_nothing(small, run_words, tmp_path, monkeyp
     """Strangers make it retract; answers that were pushed out and came back are whole, without a server's text."""
     monkeypatch.setenv("HEADRACE_API_KEY", KEY)
     out = tmp_path / "out"
-    with strangers(small.url, 6, tokens=250, key=KEY):
-        words = run_words(DEMO / "gsm8k.jsonl", urls=(small.url,), max_new_tokens=200)
-        with run(out, *words, "--limit", 30) as started:
+    with strangers(small.url, 4, tokens=250, key=KEY):
+        words = run_words(DEMO / "gsm8k.jsonl", urls=(small.url,), max_new_tokens=120)
+        with run(out, *words, "--limit", 20) as started:
             assert finished(started), started.text()
         assert metric(small.url, "sglang:num_retracted_requests_total") > 0
     lines = raw(out)
-    assert len(lines) == 30
+    assert len(lines) == 20
     assert {line["text"] for line in lines} == {""}
     assert verified(out)
 

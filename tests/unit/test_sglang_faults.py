@@ -173,7 +173,7 @@ def test_a_full_queue_is_pressure_and_a_late_503_is_about_the_request():
         (429, {"error": {"message": "x"}}, FaultKind.QUEUE_FULL),
         (408, b"", FaultKind.QUEUE_FULL),
         (500, b"Internal Server Error", FaultKind.SERVER_ERROR),
-        (500, {"error": {"message": "x", "code": "call_upstream_request_error"}}, FaultKind.SERVER_ERROR),
+        (500, {"error": {"message": "x", "code": "call_upstream_request_error"}}, FaultKind.GATEWAY),
         (500, {"object": "error", "message": "Out of memory …", "code": 500}, FaultKind.OUT_OF_MEMORY),
         (502, b"<html>", FaultKind.GATEWAY),
         (504, b"", FaultKind.GATEWAY),

@@ -55,6 +55,18 @@ def test_a_router_that_tells_nothing_gives_nones():
     assert info.fingerprint == endpoint_info("http://other:2", {}, {}, {}).fingerprint
 
 
+def test_parameters_that_a_router_does_not_hand_on_are_known():
+    """As recorded from sglang-router 0.3.2: those that touch the ids are told, from what it says of itself."""
+    recorded = json.loads((DATA / "router_0.3.2.json").read_text())
+    said, (sent, arrived) = recorded["says"], recorded["forwarded"].values()
+    info = endpoint_info("http://h:1", said["GET /get_model_info"]["body"], said["GET /get_server_info"]["body"], {})
+    lost = {name for name, value in sent.items() if value is not None and arrived.get(name) != value}
+    assert lost == {"logit_bias", "stop_regex", "structural_tag", "spaces_between_special_tokens"}
+    assert "which drops logit_bias and stop_regex and structural_tag without" in info.drops(sent)
+    assert info.drops(arrived) is None
+    assert info_of("0.5.23").drops(sent) is None
+
+
 def test_nonsense_in_a_field_is_none():
     """A field of a type that it never has is not taken over."""
     said = {"dp_size": "2", "version": 5, "max_total_num_tokens": True, "internal_states": 3}

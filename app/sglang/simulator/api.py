@@ -44,14 +44,10 @@ class Api:
     def __init__(self, service: Service) -> None:
         self.service, self.config = service, service.config
         self._created = int(time.time())
-        self._routes = self._all_routes()
+        routes = self._all_routes()
+        self._routes = {**routes, **self._through_router()} if self.config.behind_router else routes
 
     def _all_routes(self) -> dict[str, dict[str, Handler]]:
-        def get(make: Callable[[], Any]) -> dict[str, Handler]:
-            async def handler(_: web.BaseRequest) -> web.Response:
-                return json_reply(make())
-            return {"GET": handler}  # fmt: skip
-
         def service() -> tuple[SimulatorConfig, str, str]:
             return self.config, self.service.model.name, self.service.model.weight_version
 
@@ -60,21 +56,34 @@ class Api:
             return bodies.server_info(*service(), self.service.engine, status)
 
         generate, tokenize = {"POST": self._generate, "PUT": self._generate}, {"POST": self._tokenize}
-        model_info, health = get(lambda: bodies.model_info(*service())), {"GET": self._health}
+        model_info, health = _get(lambda: bodies.model_info(*service())), {"GET": self._health}
         return {
-            "/": get(lambda: "SGLang is running"),
+            "/": _get(lambda: "SGLang is running"),
             "/generate": generate,
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/tokenize": tokenize, "/tokenize": tokenize,
             "/abort_request": {"POST": self._abort_request},
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready},
             "/model_info": model_info, "/get_model_info": model_info,
-            "/server_info": get(server_info), "/get_server_info": get(server_info),
-            "/v1/loads": get(lambda: bodies.loads(self.config, self.service.engine, time.time())),
-            "/v1/models": get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
+            "/server_info": _get(server_info), "/get_server_info": _get(server_info),
+            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine, time.time())),
+            "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
             "/_sim/faults": {"GET": self._faults, "POST": self._faults},
+        }  # fmt: skip
+
+    def _through_router(self) -> dict[str, dict[str, Handler]]:
+        """Recorded from sglang-router 0.3.2 (tests/data/sglang/router_0.3.2.json)."""
+
+        async def no_messages(_: web.BaseRequest) -> web.Response:
+            return web.Response(status=422, text="Failed to deserialize the JSON body into the target type")
+
+        card = {"id": self.service.model.name, "object": "model", "owned_by": "local"}
+        return {
+            "/model_info": {}, "/server_info": {}, "/v1/loads": {}, "/ready": {}, "/metrics": {}, "/abort_request": {},
+            "/get_server_info": _get(lambda: {"router_manager": True, "routers_count": 1, "workers_count": 1}),
+            "/v1/models": _get(lambda: {"object": "list", "data": [card]}), "/v1/tokenize": {"POST": no_messages},
         }  # fmt: skip
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -84,7 +93,7 @@ class Api:
         if not self._allowed(path, request.headers.get("Authorization", "")):
             return json_reply({"error": "Unauthorized"}, 401)
         methods = self._routes.get(path)
-        if methods is None:
+        if not methods:
             return json_reply({"detail": "Not Found"}, 404)
         handler = methods.get(request.method)
         if handler is None:
@@ -263,3 +272,9 @@ class Api:
                 raise Refused(400, bodies.value_error(str(exc))) from exc
         return json_reply(self.service.faults)
 
+
+def _get(make: Callable[[], Any]) -> dict[str, Handler]:
+    async def handler(_: web.BaseRequest) -> web.Response:
+        return json_reply(make())
+
+    return {"GET": handler}

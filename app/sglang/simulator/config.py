@@ -56,6 +56,7 @@ class SimulatorConfig:
     instant: bool = False  #: answer at once: no queue, no pool, no time
 
     # how it answers
+    behind_router: bool = False  #: as through sglang-router 0.3.2: most of what it says of itself is not to be had
     api_key: str = ""
     enable_metrics: bool = True  #: adds timing fields to meta_info, as the flag does
     allow_auto_truncate: bool = False  #: cut what is too long instead of refusing it
