@@ -225,7 +225,7 @@ def test_the_script_and_the_pure_module_predict_the_same_peak(redis_client, held
         candidate = Held(prompt, 0, 5000, curve)
         return Forecast(there, [candidate]).peak_with(candidate)
 
-    slack = 40 * 50 * rate + 0.01 * peak()  # of the time that passes between the two, and of neighbours in a group
+    slack = 40 * 50 * rate + 0.005 * peak()  # of the time that passes between the two, and of neighbours in a group
     def takes_at_once(sign):
         while True:  # what is held grows meanwhile
             began = time.monotonic()
