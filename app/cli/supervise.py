@@ -44,7 +44,7 @@ from app.store.live import RunNow, look
 from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS, _LOOK_WAITING_SECONDS = 0.5, 1.0
 _NOW_AND_THEN_SECONDS = 15.0
 _ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
@@ -178,7 +178,7 @@ class Supervisor:
                 self._commands.heed(self._manifest.endpoints)
                 self._revive()
                 self._now_and_then()
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_LOOK_WAITING_SECONDS if seen.inventory["run"]["state"] == "waiting" else _LOOK_SECONDS)
 
     def _refuse_lost_directory(self) -> None:
         if not self.prepared.rundir.run_json.exists():

@@ -225,9 +225,17 @@ def test_the_script_and_the_pure_module_predict_the_same_peak(redis_client, held
         candidate = Held(prompt, 0, 5000, curve)
         return Forecast(there, [candidate]).peak_with(candidate)
 
-    slack = 40 * 50 * rate + 0.004 * peak()  # of the time that passes between the two, and of neighbours in a group
-    assert not takes(int(peak() - slack))
-    assert takes(int(peak() + slack))
+    slack = 40 * 50 * rate + 0.005 * peak()  # of the time that passes between the two, and of neighbours in a group
+    def takes_at_once(sign):
+        while True:  # what is held grows meanwhile
+            began = time.monotonic()
+            taken = takes(int(peak() + sign * slack))
+            if time.monotonic() - began < 0.04:
+                return taken
+            scripts.call(redis_client, "release_lease", [names.leases, names.lease_info], ["new"])
+
+    assert not takes_at_once(-1)
+    assert takes_at_once(1)
 
 
 def test_who_waited_long_reserves_its_place_and_neither_lane_starves_the_other(redis_client):

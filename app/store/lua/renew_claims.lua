@@ -10,7 +10,7 @@ for i = 2, #ARGV, 2 do
     lost[#lost + 1] = ARGV[i]
   else
     redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[i])
-    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+    if holder ~= ARGV[i + 1] then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
   end
 end
 return lost
