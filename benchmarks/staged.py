@@ -1,89 +1,138 @@
-"""Answers in stages against whole ones, at an endpoint that keeps SGLang's reserve: how much less time do they take?
+"""Answers in stages against whole ones, at a server that keeps SGLang's reserve: how much less time do they take?
 
-    python -m benchmarks.staged [--prompts 300] [--stage 1500] [--rounds 3] [--speed 4] [--json FILE]
+    python -m benchmarks.staged [--prompts 1000] [--stage 1500] [--seeds 5] [--json FILE]
 
-A real worker on a private Redis, and a simulated endpoint of 120,000 KV tokens with SGLang's reserve rule: prompts of
-1,000 ids, answers of 1,500 on average (geometric), 6,000 allowed. The endpoint has no prefix cache: each stage pays for
-its prefill whole. Rounds alternate; `ratio` is staged over whole, its median reported. Answers must be equal.
+Plays Headrace's rules (benchmarks/admission.py) faster than real time; beside it everything at once. Prompts of
+500-1,800 tokens, answers of 1,500 on average (exponential), four times that allowed. Two servers of 120,000 KV tokens
+with a prefix cache: `attention` is as a 1.7B model on an H200 measures (a step grows from 2.6 ms to 7.6 ms as the pool
+fills), `weights` as a large mixture of experts, whose step takes 25 ms whatever it holds, and which prefills 20,000
+tokens a second. `ratio` is the time in stages over that of whole answers.
+That answers are the same ones is tests/integration/test_stages.py's.
 """
 
 import argparse
 import json
+import random
 import statistics
-import tempfile
-import time
 from pathlib import Path
 
-from app.sglang.simulator import SimulatorConfig, running_simulator
-from app.store.connection import connect
-from app.store.embedded import PrivateServer
-from app.store.keys import EPOCH, RunKeys
-from tests.belt import manifest, published, put, worker
+from app.capacity.lengths import Curve, bin_of, learn
+from app.sglang.simulator.engine import Engine, EngineConfig, Request
+from benchmarks.admission import Play
 
-KV_TOKENS, PROMPT, MEAN, ALLOWANCE = 120_000, 1_000, 1_500, 6_000
-_SAME = ("output_ids", "finish_reason", "matched", "attempt", "num_output_tokens", "max_new_tokens")
+KV_TOKENS, MEAN, ALLOWANCE = 120_000, 1_500, 6_000
+PACES = {
+    "attention": {"prefix_cache": True},
+    "weights": {"prefix_cache": True, "step_seconds": 0.025, "step_seconds_per_token": 2e-9,
+                "prefill_tokens_per_second": 20_000.0},
+}  # fmt: skip
 
 
-def play(prompts: int, stage: int | None, speed: float) -> tuple[dict[str, float], dict[str, tuple]]:
-    """Figures of one run, times in the endpoint's seconds, and its answers."""
-    config = SimulatorConfig(
-        output_lengths="geometric", output_mean=MEAN, max_total_num_tokens=KV_TOKENS, max_running_requests=1024,
-        speed=speed,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as name, running_simulator(config) as endpoint:
-        folder = Path(name)
-        server = PrivateServer(folder / "redis")
-        server.start()
-        client = connect(server.url)
-        client.set(EPOCH, 0)
-        run = manifest(endpoint.url, max_new_tokens=ALLOWANCE, stage_tokens=stage, stop_ids=[config.eos_id])
-        put(client, server.url, run, prompts, prompt=PROMPT)
-        use, running = [], []
-        with worker(server.url, folder):
-            while endpoint.stats(detail=False)["requests"] == 0:
-                time.sleep(0.01)
-            begun = time.monotonic()
-            while (done := client.xlen(RunKeys("run1").responses)) < prompts:
-                stats = endpoint.stats(detail=False)
-                if done < prompts / 2:  # while others wait
-                    use.append(stats["used_tokens"] / KV_TOKENS)
-                    running.append(stats["running"])
-                time.sleep(0.05)
-            seconds = (time.monotonic() - begun) * speed
-            stats = endpoint.stats(detail=False)
-        answers = {one["key"]: tuple(str(one[field]) for field in _SAME) for one in published(client)}
-        server.stop()
-    figures = {
-        "seconds": seconds, "tokens_per_second": stats["generated_tokens"] / seconds, "requests": stats["requests"],
-        "mean_running": statistics.mean(running), "kv_use": statistics.mean(use), "retractions": stats["retractions"],
+def jobs(count: int, seed: int) -> list[Request]:
+    """Whole answers; a stage's `payload` is what is left of its answer beyond it."""
+    rnd = random.Random(seed)
+    return [
+        Request(f"{n:06d}", rnd.randint(500, 1800), ALLOWANCE, min(ALLOWANCE, 2 + int(rnd.expovariate(1 / MEAN))))
+        for n in range(count)
+    ]  # fmt: skip
+
+
+def first_stage(whole: Request, stage: int) -> Request:
+    """What is asked first of an answer."""
+    return _stage(whole.rid, whole.prompt_tokens, whole.max_new_tokens, whole.tokens, stage)
+
+
+def next_stage(done: Request, stage: int) -> Request | None:
+    """What is asked next, None if the answer is whole. A stage that its answer ends with is the last one."""
+    allowed, left = done.payload
+    return _stage(done.rid, done.prompt_tokens + done.made, allowed, left, stage, done.rid) if left else None
+
+
+def _stage(rid: str, prompt: int, allowed: int, tokens: int, stage: int, after: str = "") -> Request:
+    now = min(tokens, stage)
+    return Request(rid, prompt, min(allowed, stage), now, payload=(allowed - now, tokens - now), after=after)
+
+
+def at_once(work: list[Request], stage: int | None, pace: dict) -> tuple[float, float]:
+    """Seconds and mean KV use of a server that is fed without limit."""
+    engine = Engine(EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, **pace))
+    for request in work:
+        engine.submit(0.0, first_stage(request, stage or ALLOWANCE))
+    now, uses = 0.0, []
+    while (event := engine.next_event()) is not None:
+        now = max(now, event)
+        for done in engine.advance(now):
+            if (follower := next_stage(done, stage or ALLOWANCE)) is not None:
+                engine.submit(now, follower)
+        if engine.waiting:
+            uses.append(engine.used_tokens / KV_TOKENS)
+    return now, statistics.mean(uses)
+
+
+class StagedPlay(Play):
+    """Headrace's rules; what goes on is asked first, and later stages have lengths of their own."""
+
+    def __init__(self, work: list[Request], stage: int, pace: dict):
+        firsts, most = [first_stage(one, stage) for one in work], min(stage, ALLOWANCE)
+        super().__init__(firsts, "reserve", kv_tokens=KV_TOKENS, allowance=most, **pace)
+        self.stage, self.later_finished, self.later_curve = stage, {}, None
+
+    def _done(self, request: Request) -> None:
+        whole = ALLOWANCE - request.payload[0]
+        if whole > request.made:
+            self.later_finished[bin_of(request.made)] = self.later_finished.get(bin_of(request.made), 0) + 1
+        follower = next_stage(request, self.stage)
+        if follower is None:
+            self.finished[bin_of(whole)] = self.finished.get(bin_of(whole), 0) + 1
+        else:
+            self.todo.appendleft(follower)
+
+    def _curve(self, request: Request) -> Curve | None:
+        return self.later_curve if request.payload[0] + request.tokens < ALLOWANCE else self.curve
+
+    def _learn(self) -> None:
+        super()._learn()
+        later = [self._made(request) for request in self.held if request.payload[0] + request.tokens < ALLOWANCE]
+        self.later_curve = learn(self.later_finished, later, self.allowance)
+
+
+def compare(server: str, prompts: int, stage: int, seed: int) -> dict[str, float | str]:
+    """One row of the table."""
+    pace = PACES[server]
+    whole, staged = (StagedPlay(jobs(prompts, seed), size, pace).run() for size in (ALLOWANCE, stage))
+    fed, fed_staged = (at_once(jobs(prompts, seed), size, pace) for size in (None, stage))
+    return {
+        "server": server, "seed": seed, "at_once_seconds": fed[0], "at_once_use": fed[1],
+        "at_once_staged_seconds": fed_staged[0], "at_once_staged_use": fed_staged[1],
+        "seconds": whole.seconds, "use": whole.mean_use,
+        "retractions": whole.retractions, "staged_seconds": staged.seconds, "staged_use": staged.mean_use,
+        "staged_retractions": staged.retractions, "staged_recalled": staged.recalled,
+        "ratio": staged.seconds / whole.seconds, "at_once_ratio": fed_staged[0] / fed[0],
     }  # fmt: skip
-    return figures, answers
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=300)
+    parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--stage", type=int, default=MEAN)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--speed", type=float, default=4.0, help="times faster than a real server")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    pairs = [
-        (play(arguments.prompts, None, arguments.speed), play(arguments.prompts, arguments.stage, arguments.speed))
-        for _ in range(arguments.rounds)
-    ]
-    differ = sum(whole[1][key] != staged[1].get(key) for whole, staged in pairs for key in whole[1])
-    ratios = [staged[0]["seconds"] / whole[0]["seconds"] for whole, staged in pairs]
-    print(f"{'':<20}{'whole':>12}{'staged':>12}")
-    table = {}
-    for name in pairs[0][0][0]:
-        table[name] = [statistics.median(pair[place][0][name] for pair in pairs) for place in (0, 1)]
-        print(f"{name:<20}{table[name][0]:>12,.2f}{table[name][1]:>12,.2f}")
-    print(f"ratio {statistics.median(ratios):.3f} (of {min(ratios):.3f} to {max(ratios):.3f}), {differ} answers differ")
+    rows = [
+        compare(server, arguments.prompts, arguments.stage, seed)
+        for server in PACES for seed in range(arguments.seeds)
+    ]  # fmt: skip
+    print("server     seed   at once (use)   in stages (use)  ratio | Headrace (use)   in stages (use)  ratio")
+    for row in rows:
+        print("{server:9}  {seed:4}  {at_once_seconds:7.1f} ({at_once_use:.2f})  {at_once_staged_seconds:9.1f} "
+              "({at_once_staged_use:.2f})   {at_once_ratio:.3f} | {seconds:8.1f} ({use:.2f})  {staged_seconds:8.1f} "
+              "({staged_use:.2f})   {ratio:.3f}".format(**row), flush=True)  # fmt: skip
+    for server in PACES:
+        ratios = [row["ratio"] for row in rows if row["server"] == server]
+        print(f"{server}: ratio {statistics.median(ratios):.3f} (of {min(ratios):.3f} to {max(ratios):.3f})")
     if arguments.json:
-        found = {"stage": arguments.stage, "ratios": ratios, "differ": differ, "whole_and_staged": table}
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"stage": arguments.stage, "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
