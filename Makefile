@@ -31,6 +31,7 @@ JOBS ?= 1
 chaos: $(VENV)/.dev-installed  ## seeded runs under random faults, about two minutes each (as root also a full disk)
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS) --jobs $(JOBS)
 
+BENCH ?= /tmp/headrace-bench
 bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some ten minutes on an idle machine; JSON in BENCH
 	mkdir -p $(BENCH)
 	$(BIN)/python -m benchmarks.saturation --prompts 2000 --servers reserve,free_space --json $(BENCH)/saturation.json
@@ -39,7 +40,6 @@ bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some ten min
 	$(BIN)/python -m benchmarks.enqueue --rows 20000 --json $(BENCH)/enqueue.json
 	$(BIN)/python -m benchmarks.goodput --json $(BENCH)/goodput.json
 	$(BIN)/python -m benchmarks.flat --rows 5000,20000 --json $(BENCH)/flat.json
-BENCH ?= /tmp/headrace-bench
 
 setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
 
