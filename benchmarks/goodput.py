@@ -49,7 +49,7 @@ def play(rows: int, running: int, stage: int | None, faults: Faults) -> dict[str
         server.stop()
     assert len({one["key"] for one in records}) == rows
     return {
-        "seconds": seconds, "crashes": stats["crashes"],
+        "seconds": seconds, "crashes": stats["restarts"],
         "kept_tokens": sum(one["num_output_tokens"] for one in records), "made_tokens": stats["generated_tokens"],
         "extra": sum(one["attempt"] - 1 for one in records),
         "in_flight": stats["lost"],
