@@ -1,11 +1,13 @@
 """The same prompts, endpoint and concurrency for Headrace and for others: speed, then a kill, then an endpoint away.
 
-    python -m benchmarks.peers.compare [--rows 500] [--away-seconds 30] [--json FILE]
+    python -m benchmarks.peers.compare [--rows 500] [--away-seconds 30] [--venvs DIR] [--json FILE]
 
-The endpoint runs 64 requests at once, each of 100 tokens takes a second. steady: undisturbed. killed: SIGKILL when half
-of the rows are in the file, then the same command again. away: it refuses for so long from a third of the rows on; no
-second try. A row is lost if it is missing at the end, doubled if it is there twice; `repeated` counts requests beyond
-one a row. `truth` says whether exit code 0 came with all rows, and another one without.
+The endpoint runs 64 requests at once, each of 100 tokens takes a second. steady: undisturbed. killed: SIGKILL when
+half of the rows are in the file, then the same command again. away: it refuses for so long from a third of the rows
+on; no second try. A row is lost if it is missing at the end, doubled if it is there twice; `repeated` counts requests
+beyond one a row. `truth` says whether exit code 0 came with all rows, and another one without. Peers from PyPI take
+part where --venvs says that benchmarks/peers/setup.sh put them. CPU is of processes that ended in good order, start
+and imports included.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,7 +32,7 @@ from tests.acceptance.harness import IDS, TOKENIZER
 from tests.belt import ROOT
 
 CONCURRENCY, TOKENS, MAX_TOKENS = 64, 100, 128
-Command = Callable[[str, Path, Path], list[str]]
+
 
 
 def _headrace(url: str, prompts: Path, out: Path) -> list[str]:
@@ -38,25 +41,46 @@ def _headrace(url: str, prompts: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "app.cli.main", *map(str, words)]
 
 
-def _evening(url: str, prompts: Path, out: Path) -> list[str]:
-    out.mkdir(exist_ok=True)
-    script = ROOT / "benchmarks" / "peers" / "evening.py"
-    return [sys.executable, str(script), url, str(prompts), str(out / "out.jsonl"), str(CONCURRENCY), str(MAX_TOKENS)]
+def _script(python: str, name: str) -> Callable[[str, Path, Path], list[str]]:
+    def command(url: str, prompts: Path, out: Path) -> list[str]:
+        out.mkdir(exist_ok=True)
+        words = [ROOT / "benchmarks" / "peers" / name, url, prompts, out / "out.jsonl", CONCURRENCY, MAX_TOKENS]
+        return [python, *map(str, words)]
+
+    return command
 
 
-PEERS: dict[str, tuple[Command, str, str]] = {  # command, file with the results, name of a row's id there
-    "headrace": (_headrace, "rows/raw_responses.jsonl", "source_id"),
-    "evening": (_evening, "out.jsonl", "id"),
-}
+def _of_flexllm(record: dict) -> str | None:
+    return record["metadata"]["id"] if record["status"] == "success" else None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How it is started, and how its file is read."""
+
+    command: Callable[[str, Path, Path], list[str]]  #: of URL, prompts, output directory
+    file: str = "out.jsonl"
+    row: Callable[[dict], str | None] = lambda record: record["id"]  #: the row that a record answers, None if it failed
+
+
+def peers(venvs: Path | None) -> dict[str, Peer]:
+    """Those that can be run here."""
+    found = {
+        "headrace": Peer(_headrace, "rows/raw_responses.jsonl", lambda record: record["source_id"]),
+        "evening": Peer(_script(sys.executable, "evening.py")),
+    }
+    if venvs is not None:
+        python = str(venvs.absolute() / "flexllm" / "bin" / "python")
+        found["flexllm"] = Peer(_script(python, "flexllm_script.py"), row=_of_flexllm)
+    return found
 
 
 class Play:
     """One peer on one endpoint."""
 
-    def __init__(self, name: str, folder: Path, rows: int):
-        self._command, file, self._field = PEERS[name]
-        self.out, self.rows, self.prompts = folder / "out", rows, folder / "prompts.jsonl"
-        self._file, self._log = self.out / file, folder / "log"
+    def __init__(self, peer: Peer, folder: Path, rows: int):
+        self._peer, self.out, self.rows, self.prompts = peer, folder / "out", rows, folder / "prompts.jsonl"
+        self._file, self._log = self.out / peer.file, folder / "log"
         with self.prompts.open("w") as prompts:
             for n in range(rows):
                 messages = [{"role": "user", "content": f"What is {n} plus {n * 7 % 1000}?"}]
@@ -69,7 +93,7 @@ class Play:
     def start(self, url: str) -> subprocess.Popen:
         """The command, in a session of its own."""
         return subprocess.Popen(
-            self._command(url, self.prompts, self.out), cwd=ROOT, stdin=subprocess.DEVNULL,
+            self._peer.command(url, self.prompts, self.out), cwd=ROOT, stdin=subprocess.DEVNULL,
             stdout=self._log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
@@ -78,10 +102,10 @@ class Play:
         ids = []
         for line in self._file.read_text().splitlines() if self._file.exists() else ():
             try:
-                ids.append(json.loads(line)[self._field])
+                ids.append(self._peer.row(json.loads(line)))
             except ValueError:
                 continue  # torn
-        counts = Counter(ids)
+        counts = Counter(row for row in ids if row is not None)
         lost = self.rows - len(counts)
         return {
             "exit": code, "lost": lost, "doubled": sum(n - 1 for n in counts.values()),
@@ -144,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--away-seconds", type=float, default=30.0)
+    parser.add_argument("--venvs", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     config = SimulatorConfig(
@@ -152,10 +177,10 @@ def main() -> None:
     )  # fmt: skip
     plays = {"steady": steady, "killed": killed, "away": lambda *given: away(*given, arguments.away_seconds)}
     found: dict[str, dict[str, dict]] = {}
-    for name in PEERS:
+    for name, peer in peers(arguments.venvs).items():
         for what, play in plays.items():
             with tempfile.TemporaryDirectory() as folder, running_simulator(config) as endpoint:
-                figures = play(Play(name, Path(folder), arguments.rows), endpoint)
+                figures = play(Play(peer, Path(folder), arguments.rows), endpoint)
             found.setdefault(name, {})[what] = figures
             shown = "  ".join(f"{key} {round(value, 1)}" for key, value in figures.items())
             print(f"{name:<10}{what:<8}{shown}", flush=True)
