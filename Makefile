@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-long test-real setup check chaos lock reference screenshots clean
+.PHONY: demo test test-long test-real setup check chaos bench lock reference screenshots clean
 
 demo: setup  ## run the main job on bundled prompts against simulated servers (no GPU, no network)
 	$(BIN)/headrace demo
@@ -32,6 +32,16 @@ FAULTS ?= 50
 JOBS ?= 1
 chaos: $(VENV)/.dev-installed  ## seeded runs under random faults, about two minutes each (as root also a full disk)
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS) --jobs $(JOBS)
+
+BENCH ?= /tmp/headrace-bench
+bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some ten minutes on an idle machine; JSON in BENCH
+	mkdir -p $(BENCH)
+	$(BIN)/python -m benchmarks.saturation --prompts 2000 --servers reserve,free_space --json $(BENCH)/saturation.json
+	$(BIN)/python -m benchmarks.staged --json $(BENCH)/staged.json
+	$(BIN)/python -m benchmarks.overhead --json $(BENCH)/overhead.json
+	$(BIN)/python -m benchmarks.enqueue --rows 20000 --json $(BENCH)/enqueue.json
+	$(BIN)/python -m benchmarks.goodput --json $(BENCH)/goodput.json
+	$(BIN)/python -m benchmarks.flat --rows 5000,20000 --json $(BENCH)/flat.json
 
 setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
 

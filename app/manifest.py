@@ -84,6 +84,8 @@ class RunManifest(Strict):
     long_concurrency: int = -1
     requests_per_minute: int = -1  #: per endpoint, over all workers; -1: no limit
     request_timeout_seconds: float = 3600.0
+    stage_tokens: int | None = None  #: most that one request asks for; None: all that its answer may get
+    stop_ids: list[int] = Field(default_factory=list)  #: at which an answer ends, as far as tokenizer and recipe say
 
     @property
     def max_new_tokens(self) -> int:

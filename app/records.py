@@ -42,6 +42,17 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What there is of an answer that is made in stages, between two of them."""
+
+    output_ids: list[int] = field(repr=False)
+    text: str = field(repr=False)
+    stages: int  #: requests that it took, failed ones apart
+    started_at: str  #: of the first, ISO 8601, UTC
+    latency_seconds: float  #: of all of them together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One completion to get: the payload that waits in Redis under its key.
 
@@ -59,6 +70,7 @@ class Task:
     max_new_tokens: int
     prompt_token_ids: list[int] = field(repr=False)
     chat: bytes = field(default=b"", repr=False)  #: of a row of several turns, all that came before (`app.chats`)
+    made: Made | None = field(default=None, repr=False)  #: of an answer in stages, those made
 
     @property
     def id(self) -> str:

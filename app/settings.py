@@ -55,6 +55,7 @@ class RunSettings(BaseModel):
     allow_drift: list[str] = Field(default_factory=list)  #: guarded fields of a server that may differ (app/drift.py)
     require: list[str] = Field(default_factory=list)  #: FIELD=VALUE that every server must have
     request_timeout_seconds: float = Field(default=3600.0, gt=0, le=_YEAR_SECONDS)
+    stage_tokens: int | None = Field(default=None, ge=1)  #: most that one request asks for; None: whole answers
     endpoint_wait_seconds: float = Field(default=60.0, ge=0, le=_YEAR_SECONDS)
     drift_wait_seconds: float = Field(default=600.0, ge=0, le=_YEAR_SECONDS)
     limit_seconds: float | None = Field(default=None, gt=0, le=_YEAR_SECONDS)

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from app.capacity import controller
-from app.capacity.lengths import bin_of, learn
+from app.capacity.lengths import Curve, bin_of, learn
 from app.capacity.peak import Forecast, Held
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
@@ -61,9 +61,12 @@ def everything_at_once(work: list[Request], admission: str) -> Result:
 class Play:
     """All workers together against one endpoint: leases by predicted peak; lengths, pace and f learned from looks."""
 
-    def __init__(self, work: list[Request], admission: str, *, deadly: bool = False):
-        self.config = EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, admission=admission)
-        self.engine, self.deadly = Engine(self.config), deadly
+    def __init__(
+        self, work: list[Request], admission: str, *, deadly: bool = False, kv_tokens: int = KV_TOKENS,
+        allowance: int = MAX_NEW_TOKENS, **pace: float,
+    ):  # fmt: skip
+        self.config = EngineConfig(kv_tokens=kv_tokens, max_running=4096, admission=admission, **pace)
+        self.engine, self.deadly, self.allowance = Engine(self.config), deadly, allowance
         self.now, self.todo, self.held = 0.0, deque(work), {}
         self.state, self.finished, self.curve = controller.State(), {}, None
         self.rate, self.foreign, self.pace = 0.0, 0.0, [0.0, 0.0, 0.0]
@@ -86,7 +89,7 @@ class Play:
             self.result.peak_running = max(self.result.peak_running, len(self.engine.running))
         counters = self.engine.counters
         self.result.seconds, self.result.retractions = self.now, counters.retractions
-        self.result.fullest = counters.peak_used_tokens / KV_TOKENS
+        self.result.fullest = counters.peak_used_tokens / self.config.kv_tokens
         self.result.mean_use = sum(self.uses) / len(self.uses)
         return self.result
 
@@ -98,8 +101,13 @@ class Play:
             return self._again(request)
         seconds = self.now - self.held.pop(request)
         self.pace = [a + b for a, b in zip(self.pace, (1, request.made, seconds), strict=True)]
+        return self._done(request)
+
+    def _done(self, request: Request) -> None:
         self.finished[bin_of(request.made)] = self.finished.get(bin_of(request.made), 0) + 1
-        return None
+
+    def _curve(self, request: Request) -> Curve | None:
+        return self.curve
 
     def _again(self, request: Request) -> None:
         request.made, request.serial, request.base, request.prefilled, request.outcome = 0, 0, 0, 0.0, ""
@@ -118,15 +126,15 @@ class Play:
     def _ask(self) -> None:
         if not self.todo:
             return
-        limits, first = controller.ceilings(self.state, self.now), Held(0, 0, MAX_NEW_TOKENS, self.curve)
+        limits, first = controller.ceilings(self.state, self.now), Held(0, 0, self.allowance, self.curve)
         shares = [self._share(request) for request in self.held]
         forecast, held = Forecast(shares, [first]), sum(share.tokens for share in shares) + self.foreign
         while self.todo:
             prompt = self.todo[0].prompt_tokens
             if self.held and 0 <= limits.requests <= len(self.held):
                 return
-            newcomer = Held(prompt, 0, MAX_NEW_TOKENS, self.curve)
-            full = forecast.peak_with(newcomer) + self.foreign > limits.f * KV_TOKENS
+            newcomer = Held(prompt, 0, self.todo[0].max_new_tokens, self._curve(self.todo[0]))
+            full = forecast.peak_with(newcomer) + self.foreign > limits.f * self.config.kv_tokens
             if self.held and (full or 0 <= limits.tokens < held + prompt):
                 self.wanted = True
                 return
@@ -137,7 +145,7 @@ class Play:
 
     def _share(self, request: Request) -> Held:
         made = self._made(request)
-        return Held(request.prompt_tokens + made, made, request.max_new_tokens, self.curve)
+        return Held(request.prompt_tokens + made, made, request.max_new_tokens, self._curve(request))
 
     def _look(self) -> None:
         engine, now = self.engine, self.now
@@ -148,7 +156,7 @@ class Play:
         self._learn()
         seen = controller.Observation(
             leases=len(self.held), wanted=self.wanted, running=len(engine.running), waiting=len(engine.waiting),
-            used_tokens=engine.used_tokens, kv_tokens=KV_TOKENS, throughput=engine.throughput(),
+            used_tokens=engine.used_tokens, kv_tokens=self.config.kv_tokens, throughput=engine.throughput(),
             retractions=engine.counters.retractions - self.retractions,
             generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
             eldest_seconds=now - min(self.held.values(), default=now),
@@ -169,7 +177,7 @@ class Play:
         elif self.engine.running:
             self.rate = self.engine.throughput() / len(self.engine.running)
         made = [self._made(request) for request in self.held]
-        self.curve = learn(self.finished, made, MAX_NEW_TOKENS)
+        self.curve = learn(self.finished, made, self.allowance)
         ours = sum(request.prompt_tokens for request in self.held) + sum(made)
         self.foreign = max(0.0, self.foreign + 0.3 * (self.engine.used_tokens - ours - self.foreign))
 

@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from app.capacity.controller import QUEUE_AIM
-from app.capacity.lengths import kind_of
 from app.capacity.share import Share
-from app.lanes import Lane, lane_of
+from app.lanes import Lane
 from app.manifest import RunManifest
 from app.records import Task
 from app.store import keys
@@ -22,6 +21,7 @@ from app.store.keys import EndpointKeys
 from app.urls import endpoint_key
 from workers.endpoints import Endpoints
 from workers.holdings import HEARTBEAT_SECONDS, HOLD_TTL_MS, Holdings, Lease
+from workers.stages import Ask
 from workers.suspects import HOME_SECONDS, INNOCENT, Suspicion, name_of
 
 #: After a loss of Redis nothing is admitted for two heartbeats, so that leases are known again.
@@ -36,6 +36,7 @@ _POLL_DOWN_SECONDS = 2.0  # all are away: Redis is not asked; one that returns i
 _GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
 _GATHER_SECONDS_PER_LEASE = 0.00002  # ... the more of which there will be the more leases there are
 _ASK_LEAST, _ASK_MOST = 8, 64
+_SUSPECTS, _GO_ON = "suspects", "go on"  #: queues beside those of the lanes
 
 
 @dataclass(slots=True)
@@ -60,8 +61,10 @@ class _Waiting:
     kind: str
     prompt_tokens: int
     allowance: int
+    left: int  #: what its answer may get in all
     past: Past
     future: asyncio.Future
+    goes_on: bool
     home_until: float  #: a suspect waits so long (time.monotonic()) to be tried where it was last
     first_since: float | None = None  #: when it became the first of its lane
 
@@ -77,16 +80,20 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Room:
-    """The waiting room of one run: a queue for each lane, and one (None) for suspects, which hold nobody up."""
+    """The waiting room of one run: a queue for each lane, one for suspects, which hold nobody up, and one for answers
+    that go on with their next stage."""
 
     run: RunManifest
-    queues: dict[Lane | None, deque[_Waiting]] = field(default_factory=lambda: {q: deque() for q in (None, *Lane)})
+    queues: dict[str, deque[_Waiting]] = field(
+        default_factory=lambda: {queue: deque() for queue in (_SUSPECTS, _GO_ON, *Lane)}
+    )
     ask: int = _ASK_LEAST
     poll_seconds: float = _POLL_SECONDS
 
     def enter(self, waiting: _Waiting) -> bool:
         """Join the queue; returns whether it will be asked for at the next decision."""
-        queue = self.queues[None if waiting.past.suspicion.company else waiting.lane]
+        suspect = waiting.past.suspicion.company
+        queue = self.queues[_SUSPECTS if suspect else _GO_ON if waiting.goes_on else waiting.lane]
         queue.append(waiting)
         return len(queue) <= self.ask
 
@@ -98,7 +105,8 @@ class _Room:
 
     def eldest(self) -> list[_Waiting]:
         """Whom to ask for now: the eldest of each queue, so that none hides another: suspects first, for they take the
-        place that is empty already, then in order of arrival."""
+        place that is empty already, then those that go on (their ids are still in the server's cache), then in order
+        of arrival."""
         asked: list[_Waiting] = []
         for queue in self.queues.values():
             while queue and queue[0].future.done():
@@ -107,7 +115,7 @@ class _Room:
                 queue[0].first_since = time.monotonic()
             waiting = (w for w in queue if not w.future.done())
             asked += itertools.islice(waiting, self.ask)
-        return sorted(asked, key=lambda waiting: (waiting.past.suspicion.company == 0, waiting.number))
+        return sorted(asked, key=lambda one: (one.past.suspicion.company == 0, not one.goes_on, one.number))
 
 
 class Admission:
@@ -138,10 +146,9 @@ class Admission:
         """Leases of this worker."""
         return len(self._holdings.leases)
 
-    async def lease(self, run: RunManifest, task: Task, past: Past | None = None) -> Lease:
+    async def lease(self, run: RunManifest, task: Task, ask: Ask, past: Past) -> Lease:
         """Wait for a share of an endpoint that can take this task, by preference not the last one it was at."""
-        past = past or Past()
-        waiting = self._waiting(run, task, past)
+        waiting = self._waiting(run, task, ask, past)
         room = self._rooms.setdefault(run.run_id, _Room(run))
         room.run = run
         if room.enter(waiting):
@@ -153,19 +160,18 @@ class Admission:
                 self._holdings.release(waiting.future.result())
             raise
 
-    def _waiting(self, run: RunManifest, task: Task, past: Past) -> _Waiting:
-        prompt_tokens, number = len(task.prompt_token_ids), next(self._numbers)
-        lane = lane_of(prompt_tokens, task.max_new_tokens)
+    def _waiting(self, run: RunManifest, task: Task, ask: Ask, past: Past) -> _Waiting:
+        number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         return _Waiting(
-            number, f"{self._name}:{number}:{name_of(run.run_id, task.key)}", lane,
-            kind_of(run.recipe, task.dataset, lane.value), prompt_tokens, task.max_new_tokens, past,
-            asyncio.get_running_loop().create_future(), time.monotonic() + HOME_SECONDS,
+            number, f"{self._name}:{number}:{name_of(run.run_id, task.key)}", ask.lane, ask.stage_kind,
+            len(ask.input_ids), ask.max_new_tokens, ask.left, past, future, ask.goes_on,
+            time.monotonic() + HOME_SECONDS,
         )  # fmt: skip
 
     def _may(self, run: RunManifest, waiting: _Waiting) -> str:
         """Which endpoints may take it now, "1" or "0" for each: they come, go and return while it waits."""
         past = waiting.past
-        able = past.left_of(run.endpoints_for(waiting.prompt_tokens, waiting.allowance) or run.endpoints)
+        able = past.left_of(run.endpoints_for(waiting.prompt_tokens, waiting.left) or run.endpoints)
         others = [url for url in able if url != past.last]
         if past.suspicion.company and past.last in able and time.monotonic() < waiting.home_until:
             able = [past.last]
@@ -193,7 +199,7 @@ class Admission:
                 pass
             await asyncio.sleep(_GATHER_SECONDS + _GATHER_SECONDS_PER_LEASE * len(self._holdings.leases))
             self._wake.clear()
-            pauses = [await self._decide(room) for room in self._rooms.values()]
+            pauses = [await self._decide(room) for room in list(self._rooms.values())]  # others may come meanwhile
             self._rooms = {run: room for run, room in self._rooms.items() if any(room.queues.values())}
             pause = min((p for p in pauses if p is not None), default=None)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ class WorkerContext:
         self.observer = Observer(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.watch = Watch(self.courier, self.client, self.endpoints, self.holdings, ourselves)
         self.refusals = RefusalBook(self.courier)
+        self.stop_ids: dict[str, set[int]] = defaultdict(set)  #: per run, ids at which answers were seen to stop
         self.draining = False
         self.slots: Callable[[], int] = lambda: settings.slots  #: as many as the pool has now
         self._runs: dict[str, tuple[float, RunManifest]] = {}

@@ -19,7 +19,7 @@ from app.identity import task_key
 from app.manifest import RunManifest
 from app.packing import compress, pack_task, unpack_task
 from app.reasons import STAGE_OF
-from app.records import RejectedRecord, ResponseRecord, Task, line_of
+from app.records import Made, RejectedRecord, ResponseRecord, Task, line_of
 from app.sglang.client import new_rid
 from app.sglang.faults import Fault, FaultKind
 from app.sglang.wire import EndpointInfo, Generation
@@ -28,6 +28,7 @@ from workers.admission import Past
 from workers.context import WorkerContext
 from workers.holdings import HOLD_TTL_MS, Claim, Lease, Work
 from workers.retries import Again, Halt, Reject, decide, decide_refusal
+from workers.stages import Ask, ask_of, is_over, made_of, whole
 from workers.suspects import INNOCENT, Suspicion, implicate, name_of, parse_suspicion
 
 log = logging.getLogger(__name__)
@@ -94,14 +95,15 @@ class _Story:
         """Attempt until the completion is there, the row is given up, or the run is halted."""
         attempts = 0
         while True:
-            lease = await self.context.admission.lease(self.run, self.task, self.past)
+            ask = ask_of(self.run, self.task)
+            lease = await self.context.admission.lease(self.run, self.task, ask, self.past)
             crash_point("lease_granted")
             attempts += 1
             self.work.lease, self.work.rid, self.work.recalled = lease, new_rid(), False
             started_at, started = datetime.now(UTC), time.monotonic()
             sent = asyncio.ensure_future(self.context.courier.command("HINCRBY", self.keys.sent, self.task.key, 1))
             try:
-                generation, info = await self._request(lease)
+                generation, info = await self._request(lease, ask)
             except Fault as fault:
                 decision = await self._after(fault, lease, attempts, started)
             except BaseException:
@@ -111,8 +113,17 @@ class _Story:
                 crash_point("request_answered")
                 self.context.endpoints.served(lease.url)
                 await self.context.refusals.served(self.run.run_id, lease.endpoint)
-                self.context.observer.finished(self.run, self.task, lease, generation, time.monotonic() - started)
-                record = self._record(generation, info, int(await sent), started_at, time.monotonic() - started)
+                seconds = time.monotonic() - started
+                self.context.observer.answered(lease, generation, seconds)
+                made = made_of(self.task, generation, started_at.isoformat(timespec="milliseconds"), seconds)
+                over = self._is_over(ask, generation, made)
+                requests = int(await sent)
+                if not over:
+                    if not await self._stage_made(made):
+                        return "made by another"
+                    attempts = 0
+                    continue
+                record = self._record(whole(self.task, ask, generation, made), made, info, requests)
                 if self.task.chat:
                     return await self._turn_made(record)
                 return await self._publish("response", line_of(record))
@@ -124,13 +135,13 @@ class _Story:
             await asyncio.sleep(decision.after_seconds)
             self.run = await self.context.run(self.run.run_id) or self.run
 
-    async def _request(self, lease: Lease) -> tuple[Generation, EndpointInfo]:
+    async def _request(self, lease: Lease, ask: Ask) -> tuple[Generation, EndpointInfo]:
         info = await self.context.endpoints.known(lease.url)
         sent_at = time.monotonic()
         generation = await self.work.request(self.context.client.generate(
             lease.url,
-            self.task.prompt_token_ids,
-            {**self.run.sampling, "max_new_tokens": self.task.max_new_tokens},
+            ask.input_ids,
+            {**self.run.sampling, "max_new_tokens": ask.max_new_tokens},
             rid=self.work.rid,
             deadline_seconds=self.run.request_timeout_seconds,
             vocab_size=self.run.output_vocab_size,
@@ -142,6 +153,33 @@ class _Story:
             raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")
         await self.context.endpoints.confirm(lease.url, sent_at)
         return generation, info
+
+    def _is_over(self, ask: Ask, stage: Generation, made: Made) -> bool:
+        """Whether the answer is whole; how long it and its stages got is learned from."""
+        known = self.context.stop_ids[self.run.run_id]
+        if stage.matched.isdecimal():
+            known.add(int(stage.matched))  # a server may know more of them than our tokenizer's folder
+        over = is_over(ask, stage, known.union(self.run.stop_ids))
+        if ask.goes_on:
+            self.context.observer.ended(ask.stage_kind, stage.num_output_tokens)
+        if over:
+            self.context.observer.ended(ask.kind, len(made.output_ids))
+        return over
+
+    async def _stage_made(self, made: Made) -> bool:
+        """Keep what was made; False if the key is somebody else's by now."""
+        lease, dataset, keys = self.work.lease, self.claim.dataset, self.keys
+        endpoint = EndpointKeys(lease.endpoint)
+        self.task, self.past.last, self.work.lease = replace(self.task, made=made), None, None
+        self.context.admission.released_by_publish(lease)
+        kept = await self.context.courier.script(
+            "staged",
+            [keys.payload(dataset), keys.claims(dataset), keys.holders(dataset), keys.published(dataset),
+             endpoint.leases, endpoint.lease_info],
+            [self.task.key, self.claim.holder, pack_task(self.task), lease.id],
+        )  # fmt: skip
+        crash_point("stage_kept")
+        return bool(kept)
 
     def _let_go(self) -> None:
         if self.work.lease is not None:
@@ -203,7 +241,7 @@ class _Story:
         """Of a chat: what comes next is the producer's to say. What was made is safe, and not made again."""
         lease, dataset, keys = self._forget(), self.claim.dataset, self.keys
         endpoint = EndpointKeys(lease.endpoint)
-        made = replace(self.task, prompt_token_ids=[], chat=self.task.chat + line_of(record))
+        made = replace(self.task, prompt_token_ids=[], made=None, chat=self.task.chat + line_of(record))
         kept = await self.context.courier.script(
             "turned",
             [keys.turned(dataset), keys.payload(dataset), keys.claims(dataset), keys.holders(dataset),
@@ -236,9 +274,7 @@ class _Story:
             return task.key
         return task_key(self.run.recipe, task.dataset, task.row_id, task.turn, task.completion_index)
 
-    def _record(
-        self, generation: Generation, info: EndpointInfo, sent: int, at: datetime, latency: float
-    ) -> ResponseRecord:
+    def _record(self, generation: Generation, made: Made, info: EndpointInfo, sent: int) -> ResponseRecord:
         task = self.task
         return ResponseRecord(
             key=self._line_key, id=task.id, primary_id=f"{task.dataset}:{task.row_id}", dataset=task.dataset,
@@ -248,8 +284,8 @@ class _Story:
             matched=generation.matched, num_prompt_tokens=len(task.prompt_token_ids),
             num_output_tokens=len(generation.output_ids), max_new_tokens=task.max_new_tokens,
             recipe=self.run.recipe, model=info.model or "", endpoint=info.url,
-            server=info.fingerprint, attempt=max(1, sent), stages=1,
-            started_at=at.isoformat(timespec="milliseconds"), latency_seconds=round(latency, 4),
+            server=info.fingerprint, attempt=max(1, sent - made.stages + 1), stages=made.stages,
+            started_at=made.started_at, latency_seconds=round(made.latency_seconds, 4),
             meta_info=orjson.dumps(generation.meta_info).decode(),
         )  # fmt: skip
 

@@ -19,11 +19,8 @@ from itertools import chain
 import orjson
 
 from app.capacity import controller
-from app.capacity.lengths import bin_of, kind_of, learn
+from app.capacity.lengths import bin_of, learn
 from app.capacity.share import Share, parse_share
-from app.lanes import lane_of
-from app.manifest import RunManifest
-from app.records import Task
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault
 from app.sglang.wire import Generation, Loads
@@ -72,18 +69,19 @@ class Observer:
         self._aborts: set[asyncio.Task] = set()
         self._counts: dict[tuple[str, str], int] = defaultdict(int)  # (HASH, field) → to be added in Redis
 
-    def finished(self, run: RunManifest, task: Task, lease: Lease, generation: Generation, latency: float) -> None:
-        """An answer came: its length, pace and retractions count from the next look on. latency in seconds."""
-        lane = lane_of(len(task.prompt_token_ids), task.max_new_tokens)
-        kind = kind_of(run.recipe, task.dataset, lane.value)
+    def answered(self, lease: Lease, generation: Generation, latency: float) -> None:
+        """A request was answered: its pace and retractions count from the next look on. latency in seconds."""
         control, tokens = EndpointKeys(lease.endpoint).control, generation.num_output_tokens
-        self._counts[keys.lengths(kind), str(bin_of(tokens))] += 1
         self._counts[control, "done"] += 1
         self._counts[control, "done_tokens"] += tokens
         self._counts[control, "done_ms"] += round(latency * 1000)
         retractions = generation.meta_info.get("num_retractions")
         if type(retractions) is int and retractions > 0:
             self._counts[control, "retractions"] += retractions
+
+    def ended(self, kind: str, tokens: int) -> None:
+        """An answer, or a later stage of one, ended at that length."""
+        self._counts[keys.lengths(kind), str(bin_of(tokens))] += 1
 
     def refused(self, lease: Lease) -> None:
         """The endpoint's own queue was full (503)."""

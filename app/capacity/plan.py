@@ -130,7 +130,7 @@ USE_WASTED = 0.9
 
 
 def scheduling_advice(busy: Busy) -> str | None:
-    """One sentence on `--schedule-conservativeness`, or None where the figures give no reason for one."""
+    """One sentence on `--schedule-conservativeness` and `--stage-tokens`, or None where the figures give no reason."""
     now = f" (now {busy.conservativeness:g})" if busy.conservativeness is not None else ""
     if busy.retracted:
         return (
@@ -140,6 +140,7 @@ def scheduling_advice(busy: Busy) -> str | None:
     if busy.waiting and busy.use < USE_WASTED:
         return (
             f"{busy.waiting} requests wait while {busy.use:.0%} of the KV pool is in use: --schedule-conservativeness "
-            f"0.3{now} lets more of them run (about 10 % more tokens on an H200), or generate in stages"
+            f"0.3{now} lets more of them run (about 10 % more tokens on an H200), and so does the run's "
+            "--stage-tokens, about the mean length of its answers"
         )
     return None

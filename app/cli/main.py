@@ -20,6 +20,7 @@ from app.cli.options import (
     Data,
     Directory,
     Group,
+    NumberOrOff,
     Urls,
     api_key_option,
     change_options,
@@ -79,6 +80,9 @@ run_options = options(
            help="Use only servers that say so of themselves, as kv_cache_dtype=auto; repeatable."),
     option("--allow-drift", multiple=True, metavar="FIELD",
            help="Use servers that differ in this from the run's first one, as weight_version; repeatable."),
+    option("--stage-tokens", type=NumberOrOff(), metavar="N|off",
+           help="Ask for answers in stages of N tokens (default off), so that a server with a large --max-new-tokens "
+           "runs more of them at once."),
     option("--request-timeout", "request_timeout_seconds", type=float, default=3600.0, show_default=True,
            metavar="SECONDS", help="Deadline of one request."),
     option("--endpoint-wait", "endpoint_wait_seconds", type=float, default=60.0, show_default=True,

@@ -58,6 +58,18 @@ class Data(click.ParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
+class NumberOrOff(click.ParamType):
+    """A whole number, or `off` (None)."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Whether the number makes sense is decided with the other settings."""
+        if value is None or str(value).lower() == "off":
+            return None
+        return click.INT.convert(value, param, ctx)
+
+
 def option(*names: str, **attributes: Any):
     """An option that can also come from HEADRACE_<NAME>."""
     long = max((name.split("/")[0] for name in names if name.startswith("--")), key=len)

@@ -40,7 +40,7 @@ from app.preflight import LOADING, survey
 from app.rundir import RAW, RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
-from app.sglang.sampling import sampling_body
+from app.sglang.sampling import refuse_stages, sampling_body
 from app.sglang.tool_dump import tool_form
 from app.sglang.wire import EndpointInfo
 from app.store.breaker import Why, closing, opening
@@ -66,11 +66,14 @@ class Prepared:
     urls: list[str]
     run_file: RunFile
     vocab_size: int
+    stop_ids: list[int]  #: at which the model ends an answer, as the tokenizer's folder and the recipe say
 
 
 def check_cheaply(settings: RunSettings) -> None:
     """What needs no tokenizer and no directory of ours. Raises UsageError."""
-    sampling_body(_sampling_options(settings))  # again later, when the vocabulary is known
+    body = sampling_body(_sampling_options(settings))  # again later, when the vocabulary is known
+    if settings.stage_tokens is not None:
+        refuse_stages(body)
     for url in settings.endpoints:
         normalise(url)
     if settings.redis is not None:
@@ -108,7 +111,12 @@ def prepare(settings: RunSettings) -> Prepared:
     write_run_file(rundir.run_json, run_file)
     inputs = [f"{one.name}={path.absolute()}" for one in datasets for path in one.paths]
     save_settings(rundir.private / "settings.json", settings.model_copy(update={"inputs": inputs}))
-    return Prepared(settings, rundir, datasets, urls, run_file, vocab_size)
+    return Prepared(settings, rundir, datasets, urls, run_file, vocab_size, _stop_ids(recipe, renderer))
+
+
+def _stop_ids(recipe: Recipe, renderer: Renderer) -> list[int]:
+    given = recipe.sampling["stop_token_ids"] or []
+    return [] if recipe.sampling["ignore_eos"] else sorted({*renderer.eos_token_ids, *given})
 
 
 def filters_of(settings: RunSettings, renderer: Renderer) -> SampleFilters:
@@ -303,7 +311,8 @@ def meet_endpoints(
                 for url, i in infos.items()},
         concurrency=settings.concurrency, short_concurrency=settings.short_concurrency,
         long_concurrency=settings.long_concurrency, requests_per_minute=settings.requests_per_minute,
-        request_timeout_seconds=settings.request_timeout_seconds,
+        request_timeout_seconds=settings.request_timeout_seconds, stage_tokens=settings.stage_tokens,
+        stop_ids=prepared.stop_ids,
     )  # fmt: skip
     room = manifest.output_room(1)
     if room is not None and room < settings.max_new_tokens and not settings.fit_output:

@@ -32,6 +32,11 @@ _DEFAULTS: JSONObject = {
     "no_stop_trim": False,
     "n": 1,
 }
+#: What looks at the answer so far, in order of the names above.
+_LOOK_BACK = (
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "stop", "stop_regex",
+    "sampling_seed", "json_schema", "regex", "ebnf", "structural_tag",
+)  # fmt: skip
 # Not in every version, so sent only when asked for.
 _OPTIONAL = ("sampling_seed", "logit_bias", "stop_regex", "json_schema", "regex", "ebnf", "structural_tag")
 _OTHER_NAMES = {
@@ -92,6 +97,17 @@ def disagreement(body: JSONObject, said: Mapping[str, Any]) -> str | None:
         return str(exc)
     differs = next((name for name in theirs if theirs[name] != body.get(name)), None)
     return f"{differs} {theirs[differs]}; this run has {body.get(differs)}" if differs else None
+
+
+def refuse_stages(body: JSONObject) -> None:
+    """Raises UsageError for parameters under which an answer asked for in stages would be another one: those that look
+    at what the answer has so far, and begin anew with each request. body: from `sampling_body`."""
+    off = {name: _DEFAULTS.get(name) for name in _LOOK_BACK}
+    if given := [name for name in _LOOK_BACK if body.get(name) != off[name]]:
+        raise UsageError(
+            f"--stage-tokens would change what is generated: {given[0]} depends on all of an answer, and each stage is "
+            f"a request of its own; leave out one of the two."
+        )
 
 
 def _check_numbers(body: JSONObject) -> None:

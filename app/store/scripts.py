@@ -13,8 +13,8 @@ from app.store.keys import SEEN, WOKE
 _FOLDER = Path(__file__).parent / "lua"
 #: What stands before a script, and before which.
 _PRELUDES = {
-    "absence": ("claim", "lease", "orphaned", "renew_claims", "renew_leases", "turned"),
-    "shares": ("lease", "publish", "release_lease", "renew_leases", "turned"),
+    "absence": ("claim", "lease", "orphaned", "renew_claims", "renew_leases", "staged", "turned"),
+    "shares": ("lease", "publish", "release_lease", "renew_leases", "staged", "turned"),
 }
 
 

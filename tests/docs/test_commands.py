@@ -13,8 +13,8 @@ from tests.docs.stage import OFFLINE, Stage
 
 #: Lines that no test plays → why, and what holds them instead.
 NOT_PLAYED = {
-    r"make (setup|demo|test)\b(?!-)": "sets this checkout up, or runs these tests; `headrace demo` has a test",
-    r"make (test-long|test-real|chaos|screenshots)\b": "minutes; the target is there",
+    r"make (setup|demo|test|lock)\b(?!-)": "sets this checkout up, or runs these tests; `headrace demo` has a test",
+    r"make (test-long|test-real|chaos|bench|screenshots)\b": "minutes; the target is there",
     r"\. \.venv/bin/activate": "changes the shell of a person",
     r"python -m (benchmarks|tests)\.": "minutes; the module is there",
     r"(cp \.env\.example|docker compose) ": "no Docker engine here; tests/deploy runs each service's command",

@@ -94,6 +94,7 @@ def test_little_headroom_is_a_risk():
 
 def test_a_careful_server_gets_other_advice_than_one_that_retracts():
     assert "0.3" in scheduling_advice(Busy(use=0.8, waiting=200, conservativeness=1.0))
+    assert "--stage-tokens" in scheduling_advice(Busy(use=0.8, waiting=200))
     assert "1.3" in scheduling_advice(Busy(use=1.0, waiting=20, retracted=4))
     assert scheduling_advice(Busy(use=0.95, waiting=200)) is None
     assert scheduling_advice(Busy(use=0.5, waiting=0)) is None

@@ -211,3 +211,17 @@ def test_flooding_a_server_without_a_reserve_is_slow():
     assert unbounded > flood("reserve", 57)[0] > flood("reserve", 80)[0]
     assert unbounded > flood("free_space", 57)[0]
     assert reserve < 0.87 * unbounded
+
+
+def test_what_goes_on_with_a_request_pays_for_its_new_ids_alone_while_they_are_cached():
+    """Prefill of the rest at once; of all again where what ran meanwhile pushed it out."""
+    for between, prefilled in ((0, 100), (950, 100 + 950 + 110)):
+        engine = Engine(EngineConfig(kv_tokens=1000, prefix_cache=True))
+        engine.submit(0.0, Request("a", 100, 10, 10))
+        _, now = play(engine)
+        if between:
+            engine.submit(now, Request("other", between, 2, 2))
+            _, now = play(engine, now)
+        engine.submit(now, Request("b", 110, 10, 10, after="a"))
+        play(engine, now)
+        assert engine.counters.prefilled_tokens == prefilled

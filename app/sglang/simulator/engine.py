@@ -8,9 +8,10 @@ Invariants: used_tokens = sum of prompt + made over the running <= kv_tokens; a 
 Rules, as SGLang's: first come first served; a request is admitted while its tokens and a reserve fit beside the
 reserve of those that run (see `_fits`); prefill stops decoding for a while and brings the first token; a step that
 does not fit retracts requests, which wait at the end of the queue and are prefilled again with what they had made.
-Simplified: no prefix cache, no chunked prefill, pages of one token. The default times are those of a 1.7B model on an
-H200 with a full pool of long answers (SGLang 0.5.17): 2.6 ms a step, and 42 ns for each token in the pool, as attention
-reads them all; tests/unit/test_simulator_engine.py holds it to the throughput measured there.
+Simplified: a prefix cache only where asked for, and only for requests that say what they go on with (`after`), no
+chunked prefill, pages of one token. The default times are those of a 1.7B model on an H200 with a full pool of long
+answers (SGLang 0.5.17): 2.6 ms a step, and 42 ns for each token in the pool, as attention reads them all;
+tests/unit/test_simulator_engine.py holds it to the throughput measured there.
 """
 
 import heapq
@@ -45,6 +46,7 @@ class Request:
     prefilled: float = 0.0  #: end of its first prefill
     finished: float = 0.0
     serial: int = 0  #: order of admission; 0 while it does not run
+    after: str = ""  #: rid of the request whose prompt and answer its own prompt begins with
     base: int = 0  #: while running: made = engine.step - base
 
 
@@ -62,6 +64,7 @@ class EngineConfig:
     step_seconds_per_request: float = 0.0
     step_seconds_per_token: float = 42e-9
     prefill_tokens_per_second: float = 95_000.0
+    prefix_cache: bool = False  #: what ended stays in the free part of the pool, the eldest is pushed out first
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class Engine:
         self.new_token_ratio = START_RATIO * config.conservativeness
         self.counters = Counters()
         self._over: list[Request] = []
+        self._cached: dict[str, int] = {}  # rid → tokens of a request that ended, eldest first
         self._finishes: list[tuple[int, int, Request]] = []  # (step, serial, request); stale ones are skipped
         self._serial = 0
         self._admission_step = 0  # the queue is tried at the first step boundary from this on
@@ -207,6 +211,7 @@ class Engine:
         self.used_tokens += steps * len(self.running)
         self.counters.generated_tokens += steps * len(self.running)
         self.counters.peak_used_tokens = max(self.counters.peak_used_tokens, self.used_tokens)
+        self._push_out()
         floor, start = END_RATIO * self.config.conservativeness, START_RATIO * self.config.conservativeness
         self.new_token_ratio = max(floor, self.new_token_ratio - (start - floor) / DECAY_STEPS * steps)
 
@@ -269,7 +274,7 @@ class Engine:
 
     def _prefill(self, batch: list[Request]) -> None:
         start = self.clock
-        tokens = sum(r.prompt_tokens + r.made for r in batch)
+        tokens = sum(r.prompt_tokens + r.made - self._cached.pop(r.after, 0) for r in batch)
         self.clock += tokens / self.config.prefill_tokens_per_second * self.slow
         for request in batch:
             if not request.prefilled:
@@ -282,10 +287,17 @@ class Engine:
             self.used_tokens += request.prompt_tokens + request.made + first
             self.counters.generated_tokens += first
             heapq.heappush(self._finishes, (request.base + request.tokens, request.serial, request))
+        self._push_out()
         counters = self.counters
         counters.prefilled_tokens += tokens
         counters.peak_running = max(counters.peak_running, len(self.running))
         counters.peak_used_tokens = max(counters.peak_used_tokens, self.used_tokens)
+
+    def _push_out(self) -> None:
+        """Cached tokens make room for those in use."""
+        over = self.used_tokens + sum(self._cached.values()) - self.config.kv_tokens if self._cached else 0
+        while over > 0 and self._cached:
+            over -= self._cached.pop(next(iter(self._cached)))
 
     # leaving the batch
 
@@ -330,6 +342,8 @@ class Engine:
         self._admission_step = self.step  # there is room again
         if outcome == "done":
             self.counters.completed += 1
+            if self.config.prefix_cache:
+                self._cached[request.rid] = request.prompt_tokens + request.made
         else:
             self.counters.aborted += 1
         self._over.append(request)

@@ -24,9 +24,9 @@ class RunningSimulator:
         self.url = simulator.url
         self.config = simulator.config
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, detail: bool = True) -> dict[str, Any]:
         """Everything counted since the start; see `Service.stats`. Answers also while the server is frozen or down."""
-        return self._call(lambda: self._simulator.service.stats())
+        return self._call(lambda: self._simulator.service.stats(detail))
 
     def faults(self, **changes: Any) -> Faults:
         """Replaces some faults and returns all. Raises ValueError for unknown ones."""

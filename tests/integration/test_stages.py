@@ -1,0 +1,108 @@
+"""Answers made in stages are the answers that whole requests bring; what a crash leaves of them is gone on with."""
+
+import signal
+from collections.abc import Sequence
+
+from app.celery_app import GENERATE_TASK, make_app
+from app.lanes import Lane
+from app.manifest import RunManifest
+from app.packing import pack_task, unpack_task
+from app.records import Made, Task
+from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store import scripts
+from app.store.holders import forget_worker
+from app.store.keys import EndpointKeys, RunKeys
+from app.store.names import worker_name
+from tests.belt import manifest, published, put, until, worker
+
+STAGE, ALLOWANCE, ROWS = 8, 40, 120
+
+
+def spell(ids: Sequence[int]) -> str:
+    """A text that can be put together from its parts, without special tokens."""
+    return "".join(f"<{token}>" for token in ids if token != EOS)
+
+
+EOS = SimulatorConfig.eos_id
+ENDPOINT = SimulatorConfig(output_lengths="lognormal", output_mean=20, step_seconds=0.0005, decode=spell)
+OF_ONE_ATTEMPT = {"endpoint", "latency_seconds", "meta_info", "recipe", "server", "stages", "started_at"}
+NOWHERE = EndpointKeys("none")
+
+
+def run_of(url: str, run_id: str, **fields: object) -> RunManifest:
+    """A run whose model stops at the simulated one's id."""
+    return manifest(url, run_id=run_id, max_new_tokens=ALLOWANCE, stop_ids=[EOS], **fields)
+
+
+def records(client, run_id: str, count: int = ROWS) -> dict[str, dict]:
+    """What came of a run, by key."""
+    until(lambda: client.xlen(RunKeys(run_id).responses) == count, what=f"{count} responses of {run_id}")
+    return {record["key"]: record for record in published(client, run_id)}
+
+
+def test_answers_in_stages_are_those_of_whole_requests(redis_client, redis_url, tmp_path):
+    """Ids, text, finish reason, counts and attempts are the same, also where one stops at a stage's last place."""
+    with running_simulator(ENDPOINT) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, run_of(endpoint.url, "whole"), ROWS)
+        put(redis_client, redis_url, run_of(endpoint.url, "staged", stage_tokens=STAGE), ROWS)
+        whole, staged = records(redis_client, "whole"), records(redis_client, "staged")
+    for key, record in whole.items():
+        told = {name: value for name, value in staged[key].items() if name not in OF_ONE_ATTEMPT}
+        assert told == {name: value for name, value in record.items() if name not in OF_ONE_ATTEMPT}
+        assert staged[key]["stages"] == -(-record["num_output_tokens"] // STAGE)
+    ends = [(one["finish_reason"], one["num_output_tokens"] % STAGE) for one in whole.values()]
+    assert ("stop", 0) in ends  # the trap: the server calls it a length
+    assert ("length", 0) in ends
+    assert ("stop", 3) in ends
+
+
+def test_a_worker_that_dies_between_two_stages_costs_none(redis_client, redis_url, tmp_path, monkeypatch):
+    """Killed when its fourth stage was kept: whoever takes the task asks for the fifth; no id is made twice."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=ALLOWANCE, step_seconds=0.0005, decode=spell)
+    monkeypatch.setenv("HEADRACE_TEST_KILL_AT", "stage_kept:4")
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path) as process:
+        (key,) = put(redis_client, redis_url, run_of(endpoint.url, "staged", stage_tokens=STAGE), 1)
+        assert process.wait(60) == -signal.SIGKILL
+        assert endpoint.stats()["generated_tokens"] == 4 * STAGE
+        monkeypatch.delenv("HEADRACE_TEST_KILL_AT")
+        forget_worker(redis_client, worker_name("w1"), "staged", ["d"])
+        make_app(redis_url).send_task(GENERATE_TASK, ("staged", "d", key), queue=Lane.SHORT.queue)  # as a producer does
+        put(redis_client, redis_url, run_of(endpoint.url, "whole"), 1)
+        with worker(redis_url, tmp_path, name="w2"):
+            (record,) = records(redis_client, "staged", 1).values()
+            (whole,) = records(redis_client, "whole", 1).values()
+            assert endpoint.stats()["generated_tokens"] == 2 * ALLOWANCE
+    assert (record["stages"], record["attempt"]) == (5, 1)
+    assert (record["output_ids"], record["text"]) == (whole["output_ids"], whole["text"])
+
+
+def test_a_stage_is_kept_by_whoever_holds_the_key_alone(redis_client):
+    """A holder whose claim went to another one, or whose key is in the stream, changes nothing; leases end."""
+    keys = RunKeys("run1")
+    names = [keys.payload("d"), keys.claims("d"), keys.holders("d"), keys.published("d"), NOWHERE.leases,
+             NOWHERE.lease_info]  # fmt: skip
+    claim = [keys.payload("d"), keys.claims("d"), keys.holders("d"), keys.halt, "deaths"]
+    redis_client.hset(keys.payload("d"), "k", "task")
+    scripts.call(redis_client, "claim", claim, ["k", "mine", 20_000, ""])
+    redis_client.hset(NOWHERE.lease_info, "lease", "share")
+    assert scripts.call(redis_client, "staged", names, ["k", "other", "theirs", "lease"]) == 0
+    assert redis_client.hlen(NOWHERE.lease_info) == 0
+    assert redis_client.hget(keys.payload("d"), "k") == b"task"
+    assert scripts.call(redis_client, "staged", names, ["k", "mine", "ours", "lease"]) == 1
+    assert redis_client.hget(keys.payload("d"), "k") == b"ours"
+    redis_client.sadd(keys.published("d"), "k")
+    redis_client.hdel(keys.payload("d"), "k")
+    assert scripts.call(redis_client, "staged", names, ["k", "mine", "late", "lease"]) == 0
+    assert not redis_client.hexists(keys.payload("d"), "k")
+
+
+def test_what_was_made_travels_with_its_task():
+    """Ids, text and counts come back from Redis as they were; a task without stages is as it ever was."""
+    fresh = Task(
+        key="k", dataset="d", row_id="r", source_id="", row_number=1, turn=0, turns=1, completion_index=0,
+        max_new_tokens=9, prompt_token_ids=[1, 2, 3], chat=b"chat",
+    )  # fmt: skip
+    made = Made(output_ids=[70_000, 5], text="té", stages=2, started_at="2026-01-01", latency_seconds=0.5)
+    staged = Task(**{name: getattr(fresh, name) for name in Task.__slots__ if name != "made"}, made=made)
+    assert unpack_task(pack_task(fresh)) == fresh
+    assert unpack_task(pack_task(staged)) == staged
