@@ -29,8 +29,9 @@ from app.store.courier import Courier
 from app.store.embedded import PrivateServer
 from app.store.keys import EPOCH, EXPECTED, EndpointKeys
 from app.urls import endpoint_key
-from workers.admission import Admission
+from workers.admission import Admission, Past
 from workers.holdings import Holdings
+from workers.stages import ask_of
 
 URL, MAX_NEW_TOKENS, RATE = "http://127.0.0.1:1", 8192, 0.27  # tokens per millisecond of one request
 MEAN_HELD = 2350  # tokens of a half-grown request
@@ -61,7 +62,7 @@ async def task_after_task(admission: Admission, run: RunManifest, rnd: random.Ra
         max_new_tokens=MAX_NEW_TOKENS, prompt_token_ids=prompt,
     )  # fmt: skip
     while True:
-        lease = await admission.lease(run, task)
+        lease = await admission.lease(run, task, ask_of(run, task), Past())
         granted[0] += 1
         tokens = min(MAX_NEW_TOKENS, max(2, rnd.lognormvariate(7.9, 0.45)))
         await asyncio.sleep(tokens / RATE / 1000)

@@ -10,7 +10,7 @@ Acknowledging together: what was acknowledged in one turn of the hub leaves in o
 One client for a channel: kombu makes a new one for every message that comes and every one that goes.
 
 Touches kombu's private `qos._delivered`, `qos._dirty` and `channel._create_client`; pinned by
-tests/unit/test_celery_pins.py. The gains: docs/decisions/0017-what-a-row-costs.md.
+tests/unit/test_celery_pins.py. The gains: docs/decisions/0013-what-a-row-costs.md.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 A server keeps room for all that a request may yet make; asked for a stage at a time, it lets more of them run. What an
 answer has by now goes to the server as the end of the prompt, and to Redis as part of the payload: a crash costs the
-stage that was under way. Why nothing else changes: docs/decisions/0018-staged-generation.md.
+stage that was under way. Why nothing else changes: docs/decisions/0009-staged-generation.md.
 """
 
 from collections.abc import Collection
