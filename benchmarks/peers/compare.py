@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -175,7 +176,7 @@ def main() -> None:
         **IDS, output_lengths="fixed", output_mean=TOKENS, step_seconds=0.01, step_seconds_per_token=0.0,
         max_running_requests=CONCURRENCY,
     )  # fmt: skip
-    plays = {"steady": steady, "killed": killed, "away": lambda peer, endpoint: away(peer, endpoint, arguments.away_seconds)}
+    plays = {"steady": steady, "killed": killed, "away": partial(away, seconds=arguments.away_seconds)}
     found: dict[str, dict[str, dict]] = {}
     for name, peer in peers(arguments.venvs).items():
         for what, play in plays.items():
