@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from app import __version__
 from app.sglang.faults import Fault, FaultKind, RequestFacts, fault_from_response
 from app.sglang.launch import Launch, launch_of
-from app.sglang.sampling import ids_problem
+from app.sglang.sampling import LARGEST_INT, ids_problem
 from app.sglang.transport import HTTPX_ERRORS, AiohttpTransport, fault_from_exception
 from app.sglang.wire import (
     EndpointInfo,
@@ -315,8 +315,8 @@ def _check_prompt(prompt_token_ids: Sequence[int], sampling: JSONObject, vocab_s
     if problem := ids_problem(prompt_token_ids, vocab_size):
         raise Fault(FaultKind.BAD_IDS, f"the prompt's ids are not the model's: {problem}")
     allowance = sampling.get("max_new_tokens")
-    if type(allowance) is not int or allowance < 1:
-        raise Fault(FaultKind.BAD_PARAMETERS, "max_new_tokens must be a whole number from 1")
+    if type(allowance) is not int or not 1 <= allowance <= LARGEST_INT:
+        raise Fault(FaultKind.BAD_PARAMETERS, f"max_new_tokens must be a whole number from 1 to {LARGEST_INT}")
 
 
 @lru_cache(maxsize=1024)

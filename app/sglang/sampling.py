@@ -5,14 +5,13 @@ the same value, so it can be part of a recipe's fingerprint. An unknown name is 
 old ones; a float for max_new_tokens, NaN, or a foreign token id kills an old one.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from app.errors import UsageError
 
 JSONObject = dict[str, Any]
-_LARGEST_INT = 2**31 - 1
+LARGEST_INT = 2**31 - 1
 
 # SGLang's own defaults, said aloud: `/generate` does not read the model's generation_config, and its default of 128
 # new tokens cuts silently. None means "as if absent" to every version.
@@ -42,15 +41,17 @@ _OTHER_NAMES = {
     "seed": "sampling_seed",
     "max_length": "max_new_tokens",
 }
-# name: (lowest, highest, is the lowest itself allowed)
-_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, math.inf, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "frequency_penalty": (-2.0, 2.0, True),
-    "presence_penalty": (-2.0, 2.0, True),
-    "repetition_penalty": (0.0, 2.0, False),
+# name: (lowest, highest). Beyond them 32-bit floats run out: a bias of 1e308, or a repetition penalty of 1e-300, is
+# taken by a server (0.5.23 too), makes its probabilities NaN, and kills it with all that it holds.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 2.0),
 }
+_LOGIT_BIAS = (-100.0, 100.0)
 _FLAGS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim")
 
 
@@ -66,7 +67,7 @@ def sampling_body(options: Mapping[str, Any], *, vocab_size: int | None = None) 
         hint = f"did you mean {meant}?" if meant else f"known: {_known_names()}."
         raise UsageError(f"SGLang has no sampling parameter {unknown[0]!r}; {hint}")
     given = {name: value for name, value in options.items() if value is not None}
-    body = {"max_new_tokens": _whole("max_new_tokens", given.get("max_new_tokens"), 1, _LARGEST_INT)}
+    body = {"max_new_tokens": _whole("max_new_tokens", given.get("max_new_tokens"), 1, LARGEST_INT)}
     body |= _DEFAULTS | given
     _check_numbers(body)
     for name in _FLAGS:
@@ -94,10 +95,10 @@ def disagreement(body: JSONObject, said: Mapping[str, Any]) -> str | None:
 
 
 def _check_numbers(body: JSONObject) -> None:
-    for name, (low, high, closed) in _RANGES.items():
-        body[name] = _real(name, body[name], low, high, closed)
+    for name, (low, high) in _RANGES.items():
+        body[name] = _real(name, body[name], low, high)
     if type(body["top_k"]) is not int or body["top_k"] != -1:  # -1: all
-        _whole("top_k", body["top_k"], 1, _LARGEST_INT)
+        _whole("top_k", body["top_k"], 1, LARGEST_INT)
     _whole("min_new_tokens", body["min_new_tokens"], 0, body["max_new_tokens"])
     if body["n"] != 1 or type(body["n"]) is not int:
         _refuse("n", body["n"], "must be 1; ask for several completions with --samples")
@@ -118,7 +119,7 @@ def _check_stops(body: JSONObject, vocab_size: int | None) -> None:
 
 def _check_optional(body: JSONObject, vocab_size: int | None) -> None:
     if "sampling_seed" in body:
-        _whole("sampling_seed", body["sampling_seed"], 0, _LARGEST_INT)
+        _whole("sampling_seed", body["sampling_seed"], 0, LARGEST_INT)
     constraints = [name for name in ("json_schema", "regex", "ebnf", "structural_tag") if name in body]
     if len(constraints) > 1:
         _refuse(constraints[1], "…", f"can't be combined with {constraints[0]}")
@@ -134,7 +135,7 @@ def _logit_bias(bias: object, vocab_size: int | None) -> dict[str, float]:
         _refuse("logit_bias", bias, "must be an object of token ids, as text, and numbers")
     if ids_problem([int(key) for key in bias], vocab_size):
         _refuse("logit_bias", bias, "has a token id outside the vocabulary")
-    return {key: _real("logit_bias", value, -math.inf, math.inf, True) for key, value in bias.items()}
+    return {key: _real("logit_bias", value, *_LOGIT_BIAS) for key, value in bias.items()}
 
 
 def _whole(name: str, value: object, low: int, high: int) -> int:
@@ -143,10 +144,9 @@ def _whole(name: str, value: object, low: int, high: int) -> int:
     return value
 
 
-def _real(name: str, value: object, low: float, high: float, closed: bool) -> float:
-    fits = type(value) in (int, float) and math.isfinite(value) and (low <= value if closed else low < value)
-    if not fits or value > high:
-        _refuse(name, value, f"must be a number {'from' if closed else 'above'} {low:g} to {high:g}")
+def _real(name: str, value: object, low: float, high: float) -> float:
+    if type(value) not in (int, float) or not low <= value <= high:  # which NaN is not
+        _refuse(name, value, f"must be a number from {low:g} to {high:g}")
     return float(value)
 
 
@@ -169,6 +169,6 @@ def ids_problem(ids: Sequence[Any], vocab_size: int | None) -> str:
         return ""
     if set(map(type, ids)) != {int}:
         return "something in it is not a whole number"
-    size = _LARGEST_INT if vocab_size is None else vocab_size
+    size = LARGEST_INT if vocab_size is None else vocab_size
     low, high = min(ids), max(ids)
     return "" if low >= 0 and high < size else f"ids from {low} to {high}, but the vocabulary goes from 0 to {size - 1}"
