@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 
 from tests.acceptance.harness import DEMO, run, status, verified
@@ -73,12 +74,17 @@ def test_a_server_that_is_told_to_stop_gets_nothing_new_and_finishes_what_it_has
     assert [line["attempt"] for line in raw(out)] == [1] * ROWS
 
 
-def test_an_id_that_the_model_does_not_have_kills_a_server(victim):
+@pytest.mark.parametrize("what", ["an id beyond the vocabulary", "a bias beyond 32 bits"])
+def test_what_we_refuse_to_send_kills_a_server(victim, what):
     """What our own checks are for: sent by hand, past them."""
     if not victim.alive:
         victim.start()
         victim.wait_ready()
-    size = json.loads((victim.model / "config.json").read_text())["vocab_size"]
-    with pytest.raises(Exception, match="disconnected"):
-        post(victim.url, "/generate", {"input_ids": [300, size], "sampling_params": {"max_new_tokens": 4}})
+    ids, sampling = [300], {"max_new_tokens": 4}
+    if what == "a bias beyond 32 bits":
+        sampling |= {"top_p": 0.9, "logit_bias": {"5": 1e308}}
+    else:
+        ids.append(json.loads((victim.model / "config.json").read_text())["vocab_size"])
+    with pytest.raises(httpx.HTTPError):
+        post(victim.url, "/generate", {"input_ids": ids, "sampling_params": sampling})
     victim.wait_gone()
