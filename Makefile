@@ -17,10 +17,11 @@ test-long: $(VENV)/.dev-installed  ## what is too slow for every run, about ten 
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 REAL_SGLANG ?= .real-sglang
+TESTS ?= tests/real
 test-real: $(VENV)/.dev-installed  ## against a real SGLang on the CPU (3.5 GB in REAL_SGLANG), or servers elsewhere: ENDPOINTS=URL,URL TOKENIZER=DIR
 	$(if $(ENDPOINTS),,tests/real/setup.sh $(REAL_SGLANG))
 	REAL_SGLANG=$(REAL_SGLANG) ENDPOINTS=$(ENDPOINTS) TOKENIZER=$(TOKENIZER) CONSUMERS="$(CONSUMERS)" \
-	  $(BIN)/python -m pytest -m real tests/real --durations=10
+	  $(BIN)/python -m pytest -m real $(TESTS) --durations=10
 
 check: test
 

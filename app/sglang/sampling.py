@@ -41,8 +41,8 @@ _OTHER_NAMES = {
     "seed": "sampling_seed",
     "max_length": "max_new_tokens",
 }
-# name: (lowest, highest). Beyond what 32-bit floats hold probabilities become NaN: with top_p beside it, a bias of 1e308
-# or a repetition penalty of 1e-300 killed a 0.5.23 (tests/real/test_fuzz.py).
+# name: (lowest, highest). Beyond what 32-bit floats hold probabilities become NaN: with top_p beside it, a bias of
+# 1e308 or a repetition penalty of 1e-300 killed a 0.5.23 (tests/real/test_deaths.py).
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (1e-6, 1.0),

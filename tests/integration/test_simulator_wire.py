@@ -1,6 +1,7 @@
 """The simulated server answers what SGLang 0.5.23 answered: recorded requests are sent again and shapes compared."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,49 @@ def test_behind_a_router_the_simulator_says_as_little():
             assert answer.status == said["status"], asked
             if isinstance(said["body"], dict):
                 assert shape(said["body"]).items() <= shape(answer.json).items(), asked
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
+        ({"top_k": -2}, "top_k must be -1 (disable) or at least 1, got -2."),
+        ({"frequency_penalty": 9}, "frequency_penalty must be in [-2, 2], got 9."),
+        ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2] (1.0 = no penalty), got 0."),
+    ],
+)
+def test_values_out_of_range_are_refused_in_the_real_servers_words(servers, params, message):
+    """As a 0.5.23 answered."""
+    answer = generate(servers[""].url, [5, 6], 3, **params)
+    assert (answer.status, answer.json) == (400, {"error": {"message": message}})
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+def test_a_paused_server_is_not_ready_and_goes_on_where_it_was(mode):
+    """What ran goes on or was aborted; what comes meanwhile waits inside the server; bodies as a 0.5.23's."""
+    with running_simulator(replace(BASE, speed=1.0, step_seconds=0.005)) as server, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(generate, server.url, [5, 6], 60)
+        until(server, running=1)
+        paused = call(server.url, "/pause_generation", {"mode": mode})
+        assert (paused.status, paused.json) == (200, {"message": "Generation paused successfully.", "status": "ok"})
+        waiting = pool.submit(generate, server.url, [7, 8], 3)
+        assert call(server.url, "/ready").status == 503
+        made = server.stats()["generated_tokens"]
+        assert not waiting.done()
+        assert server.stats()["generated_tokens"] == made
+        resumed = call(server.url, "/continue_generation", {})
+        assert resumed.json == {"message": "Generation continued successfully.", "status": "ok"}
+        assert len(waiting.result().json["output_ids"]) == 3
+        ended = running.result().json["meta_info"]
+        assert ended["finish_reason"]["type"] == ("abort" if mode == "abort" else "length")
+        assert call(server.url, "/ready").status == 200
+
+
+def test_weights_get_another_name_while_it_runs():
+    """/update_weight_version, which answers tell from then on."""
+    with running_simulator(BASE) as server:
+        body = {"new_version": "v2", "abort_all_requests": False}
+        answer = call(server.url, "/update_weight_version", body)
+        assert answer.json == {"success": True, "message": "Weight version updated to v2", "new_version": "v2"}
+        assert call(server.url, "/model_info").json["weight_version"] == "v2"
+        assert generate(server.url, [5, 6], 3).json["meta_info"]["weight_version"] == "v2"

@@ -59,8 +59,8 @@ def words(url):
 
 @pytest.mark.parametrize("flags", [("--disable-retries",), ()], ids=["without its retries", "as it comes"])
 def test_what_fails_is_asked_again_by_one_of_the_two(python, tmp_path, flags):
-    """Each tenth answer is a 500. Without the router's retries each request is one attempt of ours, with them it repeats
-    some itself. Nothing is lost or twice in the files; 64 are in flight, as the router tells no size."""
+    """Each tenth answer is a 500. Without the router's retries each request is one attempt of ours, with them it
+    repeats some itself. Nothing is lost or twice in the files; 64 are in flight, as the router tells no size."""
     out = tmp_path / "out"
     with router(python, tmp_path / "router.log", *flags) as (url, one, two):
         for server in (one, two):

@@ -63,6 +63,8 @@ class Api:
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/tokenize": tokenize, "/tokenize": tokenize,
             "/abort_request": {"POST": self._abort_request},
+            "/pause_generation": {"POST": self._pause}, "/continue_generation": {"POST": self._continue},
+            "/update_weight_version": {"POST": self._rename_weights},
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
@@ -158,6 +160,7 @@ class Api:
                 raise Refused(400, bodies.value_error(f"Duplicate request ID detected: {ask.rid}"))
 
     async def _answered(self, request: web.BaseRequest, asked: Asked, fault: str) -> web.StreamResponse:
+        await self.service.running.wait()
         requests = [self.service.submit(ask) for ask in asked.asks]
         if asked.stream:
             return await self._stream(request, requests[0])
@@ -218,7 +221,7 @@ class Api:
         finished = await self._finished([self.service.submit(ask) for ask in asked.asks])
         pairs = [(answer(self.service, one), one.payload.ask.ids) for one in finished]
         return json_reply(bodies.chat_completion(
-            pairs, self.service.model.name, int(time.time()), bool(body.get("return_token_ids"))
+            pairs, body.get("model") or self.service.model.name, int(time.time()), bool(body.get("return_token_ids"))
         ))  # fmt: skip
 
     async def _tokenize(self, request: web.BaseRequest) -> web.Response:
@@ -229,7 +232,7 @@ class Api:
         ids = model.chat_ids(body) if "messages" in body else model.encode(str(body["prompt"]))
         if self.service.faults.tokenize == "other":
             ids = [*ids[:-1], self.config.eos_id, *ids[-1:]]
-        return json_reply({"tokens": ids, "count": len(ids), "max_model_len": self.config.context_length})
+        return json_reply({"tokens": ids, "count": len(ids), "max_model_len": self.service.model.tokenizer_length})
 
     async def _abort_request(self, request: web.BaseRequest) -> web.Response:
         body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
@@ -241,19 +244,38 @@ class Api:
             self.service.abort(rid)
         return web.Response(headers=HEADERS)
 
+    async def _pause(self, request: web.BaseRequest) -> web.Response:
+        """Simplified: what `retract` pushes back into the queue keeps its place here."""
+        body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
+        self.service.pause(abort=body.get("mode", "abort") == "abort")
+        return json_reply({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, _: web.BaseRequest) -> web.Response:
+        self.service.resume()
+        return json_reply({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _rename_weights(self, request: web.BaseRequest) -> web.Response:
+        body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
+        if body.get("abort_all_requests", True):
+            self.service.abort("")
+        name = self.service.model.weight_version = body["new_version"]
+        return json_reply({"success": True, "message": f"Weight version updated to {name}", "new_version": name})
+
     async def _health(self, _: web.BaseRequest) -> web.Response:
         mode = self.service.faults.health
         if mode == "ok":
             return web.Response(headers=HEADERS)
         if mode == "bad" or self.service.draining or self.service.loading:
             return web.Response(status=503, headers=HEADERS)
-        slow = self.service.faults.health_slow_seconds
-        await asyncio.sleep(slow if mode == "slow" else self.config.health_seconds)
-        return web.Response(headers=HEADERS)
+        paused, slow = self.service.paused, self.service.faults.health_slow_seconds
+        await asyncio.sleep(slow if mode == "slow" or paused else self.config.health_seconds)
+        return web.Response(status=503 if paused else 200, headers=HEADERS)
 
     async def _ready(self, _: web.BaseRequest) -> web.Response:
         mode = self.service.faults.health
-        bad = mode != "ok" and (mode == "bad" or self.service.draining or self.service.loading)
+        bad = mode != "ok" and (
+            mode == "bad" or self.service.draining or self.service.loading or self.service.paused
+        )
         return web.Response(status=503 if bad else 200, headers=HEADERS)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:

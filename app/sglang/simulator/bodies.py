@@ -200,8 +200,7 @@ def chat_completion(pairs: list[tuple[dict[str, Any], list[int]]], model: str, c
     choices = []
     for index, (answer, prompt_ids) in enumerate(pairs):
         reason = answer["meta_info"]["finish_reason"]
-        message = {"role": "assistant", "content": answer.get("text", ""), "reasoning_content": None,
-                   "tool_calls": None}  # fmt: skip
+        message = {"role": "assistant", "content": answer.get("text", ""), "reasoning_content": None}
         choice = {"index": index, "message": message, "logprobs": None, "finish_reason": reason["type"],
                   "matched_stop": reason.get("matched")}  # fmt: skip
         if with_ids:
@@ -209,6 +208,7 @@ def chat_completion(pairs: list[tuple[dict[str, Any], list[int]]], model: str, c
         choices.append(choice)
     sent, made = len(pairs[0][1]), sum(len(answer["output_ids"]) for answer, _ in pairs)
     usage = {"prompt_tokens": sent, "completion_tokens": made, "total_tokens": sent + made,
-             "prompt_tokens_details": None, "reasoning_tokens": 0}  # fmt: skip
+             "prompt_tokens_details": None, "reasoning_tokens": 0, "completion_tokens_details": None}  # fmt: skip
+    weights = {name: pairs[0][0]["meta_info"][name] for name in ("weight_version", "weight_versions")}
     return {"id": pairs[0][0]["meta_info"]["id"], "object": "chat.completion", "created": created, "model": model,
-            "choices": choices, "usage": usage, "metadata": {"weight_version": "default"}}  # fmt: skip
+            "choices": choices, "usage": usage, "metadata": weights}  # fmt: skip

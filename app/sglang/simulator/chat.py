@@ -28,6 +28,7 @@ class ChatTemplate:
 
     def __init__(self, folder: Path, version: str) -> None:
         config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        self.tokenizer_length: int = config["model_max_length"]
         beside = folder / "chat_template.jinja"
         text = beside.read_text("utf-8") if beside.exists() else config["chat_template"]
         self._names = {

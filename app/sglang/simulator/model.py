@@ -44,9 +44,11 @@ class Model:
         )  # fmt: skip
         self._decode, self._encode = config.decode, config.encode
         self._template: ChatTemplate | None = None
+        self.tokenizer_length = config.context_length  #: what /v1/tokenize calls max_model_len: the tokenizer's own
         if config.tokenizer_dir:
             tokenizer = _load_tokenizer(config.tokenizer_dir)
             self._template = ChatTemplate(Path(config.tokenizer_dir), config.version)
+            self.tokenizer_length = self._template.tokenizer_length
             self._decode = self._decode or tokenizer.decode
             self._encode = self._encode or (lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 

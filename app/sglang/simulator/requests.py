@@ -173,14 +173,16 @@ def _rids(rid: Any, count: int, fresh: bool) -> list[str]:
             raise refuse(f"Duplicate request IDs detected within the request: {repeated}")
         return rid
     if not isinstance(rid, str):
-        raise Refused(400, {"error": f"{_typed(rid)}, expected a string"})
+        raise _schema({"type": "string_type", "loc": ("body", "rid", "str"), "msg": "Input should be a valid string",
+                       "input": rid})  # fmt: skip
     return [rid] if count == 1 else [f"{rid}_{i}" for i in range(count)]
 
 
 def _check_contract(params: Any) -> None:
     """Names and types of sampling_params: the 400 whose `error` is a string."""
     if not isinstance(params, dict):
-        raise Refused(400, {"error": f"{_typed(params)}, expected struct SamplingParams"})
+        raise _schema({"type": "dict_type", "loc": ("body", "sampling_params"), "msg": "Input should be a valid "
+                       "dictionary", "input": params})  # fmt: skip
     for name, value in params.items():
         kind = _KINDS.get(name)
         if kind is None:
@@ -223,6 +225,11 @@ def _check_ranges(params: dict[str, Any], config: SimulatorConfig) -> None:
     checks = (
         (value("temperature", 1) >= 0, "temperature must be a non-negative finite number, got {temperature}."),
         (0 < value("top_p", 1) <= 1, "top_p must be in (0, 1], got {top_p}."),
+        (value("top_k", -1) == -1 or value("top_k", -1) >= 1, "top_k must be -1 (disable) or at least 1, got {top_k}."),
+        *((-2 <= value(f"{name}_penalty", 0) <= 2, f"{name}_penalty must be in [-2, 2], got {{{name}_penalty}}.")
+          for name in ("frequency", "presence")),
+        (0 < value("repetition_penalty", 1) <= 2,
+         "repetition_penalty must be in (0, 2] (1.0 = no penalty), got {repetition_penalty}."),
         (0 <= value("min_p", 0) <= 1, "min_p must be in [0, 1], got {min_p}."),
         (longest >= 0, "max_new_tokens must be at least 0, got {max_new_tokens}."),
         (0 <= value("min_new_tokens", 0) <= longest,

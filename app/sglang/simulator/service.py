@@ -36,6 +36,9 @@ class Service:
         self._answered = 0  # since it came up
         self._random = Random(config.seed)
         self._on_crash = on_crash
+        self.running = asyncio.Event()  #: not paused; new requests wait for it
+        self.running.set()
+        self._paused_at = 0.0
         self._loop = asyncio.get_running_loop()
         self._origin, self._wall_origin = self._loop.time(), time.time()
         self._timer: asyncio.Handle | None = None
@@ -80,6 +83,29 @@ class Service:
             self.counts["disconnects"] += 1
             self._loop.call_later(self.config.disconnect_seconds, give_up)
 
+    @property
+    def paused(self) -> bool:
+        """Whether somebody paused it."""
+        return not self.running.is_set()
+
+    def pause(self, *, abort: bool) -> None:
+        """Nothing is generated until `resume`. abort: what runs or waits ends now."""
+        if abort:
+            self.abort("")
+            self._play()
+        if not self.paused:
+            self._paused_at = self._loop.time()
+            self.running.clear()
+            self.close()
+
+    def resume(self) -> None:
+        """Goes on as if no time had passed."""
+        if self.paused:
+            away = self._loop.time() - self._paused_at
+            self._origin, self._wall_origin = self._origin + away, self._wall_origin + away
+            self.running.set()
+            self.wake()
+
     def draw_fault(self) -> str:
         """The fault of the next answer, counted."""
         name = self.faults.draw(self._random)
@@ -93,7 +119,7 @@ class Service:
 
     def now(self) -> float:
         """Engine time: seconds since the start, times `speed`."""
-        return (self._loop.time() - self._origin) * self.config.speed
+        return ((self._paused_at if self.paused else self._loop.time()) - self._origin) * self.config.speed
 
     def wall(self, engine_time: float) -> float:
         """Unix time of an engine time."""
@@ -117,7 +143,7 @@ class Service:
         if self._must_crash():
             return self.crash("on demand")
         event = self.engine.next_event()
-        if event is not None:
+        if event is not None and not self.paused:
             self.wake(event)
         return None
 
