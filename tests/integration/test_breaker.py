@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault, FaultKind
+from app.sglang.sampling import sampling_body
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.breaker import ChangeLog, Why, closing, opening, parse_breaker
 from app.store.courier import Courier
@@ -261,3 +263,24 @@ def test_a_loss_is_told_once_also_where_a_milder_reason_came_first(endpoint, red
     assert (down.is_down, down.evidence, up.is_down) == (True, "it died", False)
     assert down.since == up.since
     assert list(log.new()) == []
+
+
+def test_a_router_that_would_drop_a_parameter_of_the_run_is_held(redis_url):
+    """One that was not there at the start, so that only the worker meets it."""
+    sampling = sampling_body({"max_new_tokens": 8, "logit_bias": {"5": 1.0}})
+
+    async def main(url: str) -> str:
+        async with SGLangClient() as client:
+            courier = Courier(redis_url)
+            worker = Endpoints(courier, client, "w1@host")
+            worker.use(manifest(url).model_copy(update={"sampling": sampling}))
+            try:
+                with pytest.raises(Fault):
+                    await worker.known(url)
+                return worker.breaker(url).evidence
+            finally:
+                await worker.close()
+                await courier.close()
+
+    with running_simulator(replace(CONFIG, behind_router=True)) as router:
+        assert asyncio.run(main(router.url)) == "it is sglang-router, which drops logit_bias without a word"

@@ -123,6 +123,19 @@ def test_a_prompt_that_could_kill_a_server_is_not_sent(ids):
     assert (fault.kind, fault.owner, arrived) == (FaultKind.BAD_IDS, Owner.ROW, [])
 
 
+@pytest.mark.parametrize("allowance", [0, -1, 1.5, True, None, "8", 2**31, 2**65])
+def test_an_allowance_that_is_no_count_is_not_sent(allowance):
+    """A float killed servers up to 0.5.17; more than 64 bits no JSON of ours can hold."""
+    sampling = SAMPLING | {"max_new_tokens": allowance}
+
+    async def ask(client: SGLangClient, url: str) -> object:
+        return await client.generate(url, [5], sampling, rid=new_rid(), deadline_seconds=5)
+
+    fault = fault_of({"/generate": says("reached", 500)}, ask)
+    assert fault.kind is FaultKind.BAD_PARAMETERS
+    assert "whole number" in fault.detail
+
+
 @pytest.mark.parametrize("allowance", [0, 1.5, "8", None])
 def test_an_allowance_that_could_kill_a_server_is_not_sent(allowance):
     """Old servers die of max_new_tokens 1.5."""
