@@ -88,7 +88,7 @@ def test_what_the_server_counts_is_what_the_files_hold(run_words, target, tmp_pa
     assert verified(out)
 
 
-def test_plan_and_doctor_read_the_server(run_words, target):
+def test_plan_reads_what_the_server_holds(run_words, target):
     """What it holds is what it says."""
     info = get(target.url, "/server_info", target.key).json()
     done = headrace("plan", "--endpoint", target.url, "--avg-tokens", 500, "--json")
