@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
+from app.store.embedded import end_with_parent
+
 READY_SECONDS = 300.0  #: importing SGLang takes a busy machine of two cores more than a minute
 _ON_CPU = {
     "SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
@@ -41,7 +43,7 @@ class RealServer:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, **_ON_CPU},
+                env={**os.environ, **_ON_CPU}, preexec_fn=end_with_parent(),
             )  # fmt: skip
 
     def wait_ready(self) -> None:

@@ -13,6 +13,7 @@ from app.sglang.client import SGLangClient, new_rid
 from app.sglang.faults import Fault, FaultKind
 from app.sglang.sampling import sampling_body
 from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store.embedded import end_with_parent
 from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, run, status, verified
 from tests.belt import until
 from tests.real.runs import raw
@@ -34,7 +35,9 @@ def router(python, log, *flags):
             "--worker-startup-check-interval", "1", *flags,
         ]  # fmt: skip
         with log.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent()
+            )
         try:
             url = f"http://127.0.0.1:{port}"
             until(lambda: _ready(url), 120, what=f"a router; see {log}")
