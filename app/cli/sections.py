@@ -16,7 +16,8 @@ SECTIONS = {
     "Which answers become samples": ("truncated", "unclosed_thinking", "max_repeat", "max_sample_tokens"),
     "Servers": (
         "api_key", "endpoint_wait_seconds", "request_timeout_seconds", "concurrency", "short_concurrency",
-        "long_concurrency", "requests_per_minute", "require", "allow_drift", "on_down", "on_up",
+        "long_concurrency", "requests_per_minute", "require", "allow_drift",
+        "drift_wait_seconds", "on_down", "on_up",
     ),
     "The run": (
         "dry_run", "no_wait", "redis", "workers", "slots", "high_water", "limit_seconds", "drain_seconds", "flower",
