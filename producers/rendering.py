@@ -143,8 +143,8 @@ class RenderPool:
         return self._pool.submit(_in_child, work, items)
 
     def close(self) -> None:
-        """End the processes."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the processes, each behind its chunk; left to end by themselves they race with the end of Python."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def result_of(future: Future[Any]) -> Any:

@@ -18,10 +18,12 @@ from app.cli.changes import OnChange
 from app.cli.limits import limits_sentence, slots_within_limits
 from app.cli.logs import log_to
 from app.cli.talk import say, show
-from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
+from app.errors import INCOMPLETE, OK, SOME_REJECTED, Incomplete, UsageError
 from app.lock import Held, hold
 from app.rundir import RunDir
 from app.settings import json_option, load_settings, settings_of
+
+_END_SECONDS = 30.0  # a producer that was told to stop looks every second, and finishes a chunk
 
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
@@ -146,7 +148,7 @@ def _produce(settings, run_file, manifest, client, redis_url: str, *, wait: bool
     from producers.enqueue import Producer
     from producers.inputs import parse_inputs
 
-    stop = stop_event()
+    stop = stop_event(_END_SECONDS)
     options = render_options(settings, run_file.recipe.rendering, manifest.vocab_size)
     producer = Producer(
         settings, parse_inputs(settings.inputs), manifest, options, client, make_app(redis_url), stop.is_set
@@ -293,14 +295,22 @@ def checked_key(text: str | None) -> SecretStr | None:
     return SecretStr(key) if key else None
 
 
-def stop_event() -> threading.Event:
-    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP.
+def stop_event(ends_within: float | None = None) -> threading.Event:
+    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP. ends_within: seconds after which the process ends in any case then.
 
     By a thread: a handler interrupts whoever waits for the event, or the handler of a signal that came just before
     (a parent's death sends two), and would wait for a lock that its own thread holds.
     """
     event, told = threading.Event(), SimpleQueue()
-    threading.Thread(target=lambda: (told.get(), event.set()), name="stop", daemon=True).start()
+
+    def heed() -> None:
+        told.get()
+        event.set()
+        if ends_within is not None:
+            time.sleep(ends_within)
+            os._exit(INCOMPLETE)
+
+    threading.Thread(target=heed, name="stop", daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, lambda number, _: told.put(number))
     return event
