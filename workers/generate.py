@@ -187,11 +187,11 @@ class _Story:
             self.work.lease = None
 
     async def _after(self, fault: Fault, lease: Lease, attempts: int, started: float) -> Again | Reject | Halt:
-        if fault.kind is FaultKind.ABORTED and self.work.recalled:
-            return Again(0.0, charged=False)
         if fault.kind is FaultKind.QUEUE_FULL:
             self.context.observer.refused(lease)
         try:
+            if fault.kind is FaultKind.ABORTED and self.work.recalled:
+                return Again(0.0, charged=False)
             if not fault.reached:
                 self._let_go()  # it was not there; the others keep their leases: at a death they tell who was
             serves_others = await self.context.endpoints.after_fault(lease.url, fault, started)

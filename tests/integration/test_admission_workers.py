@@ -56,6 +56,7 @@ def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(red
         until(lambda: redis_client.xlen(KEYS.responses) == 20, what="20 responses")
         assert endpoint.stats()["aborted"] == 5
         assert redis_client.hlen(KEYS.charges) == 0
+        assert not redis_client.exists(names.leases, names.lease_info, names.lease_sums)  # none stays behind
 
 
 def test_a_lane_that_waits_leaves_slots_and_messages_to_others(redis_client, redis_url, tmp_path):
