@@ -14,7 +14,7 @@ import time
 import warnings
 
 from celery import Celery, signals
-from celery.exceptions import Reject, SecurityWarning
+from celery.exceptions import CPendingDeprecationWarning, Reject, SecurityWarning
 
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
@@ -36,6 +36,7 @@ _GIVE_UP_SECONDS = 10.0
 def run_worker(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop. Returns its exit code."""
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)  # a task handed back is no news
+    logging.getLogger("kombu.transport.virtual.base").setLevel(logging.ERROR)  # nor is one that met a closing lane
     celery = make_app(settings.redis_url)
     celery.steps["consumer"].add(Delivery)
     context = asyncio.run_coroutine_threadsafe(_make_context(settings), loop()).result()
@@ -53,6 +54,7 @@ def run_worker(settings: WorkerSettings) -> int:
 
     signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))  # a lost terminal drains too
     warnings.filterwarnings("ignore", category=SecurityWarning)  # containers run as root; messages are JSON, not pickle
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # what a lost Redis does here is decided
     worker = celery.Worker(
         hostname=settings.name, pool=LoopPool, concurrency=settings.slots,
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
