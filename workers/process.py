@@ -54,12 +54,13 @@ def run_worker(settings: WorkerSettings) -> int:
 
     signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))  # a lost terminal drains too
     warnings.filterwarnings("ignore", category=SecurityWarning)  # containers run as root; messages are JSON, not pickle
-    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # what a lost Redis does here is decided
     worker = celery.Worker(
         hostname=settings.name, pool=LoopPool, concurrency=settings.slots,
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
+    # Only now, for Celery has just asked for all of these: what a lost Redis does here is decided.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     context.slots = lambda: worker.pool.limit
     threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
