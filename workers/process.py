@@ -66,6 +66,7 @@ def run_worker(settings: WorkerSettings) -> int:
     try:
         worker.start()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told to stop twice: it does, and ends with its own code
         closing = asyncio.run_coroutine_threadsafe(context.close(), loop())
         concurrent.futures.wait([closing], timeout=_GIVE_UP_SECONDS)
     return worker.exitcode or 0

@@ -4,7 +4,6 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.celery_app import make_app
 from app.cli.inspect import redis_of
@@ -22,7 +21,7 @@ def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
     url = redis_of(out, redis_url)
     workers = _workers(url)
     if as_json:
-        show(json.dumps([_json(one, one.slots) for one in workers], ensure_ascii=False))
+        show(_json(workers, {}))
         return OK
     show(_table(workers, {}))
     say(f"another one, on any host that reaches it: headrace worker --redis {url}" if "@" not in url else
@@ -46,7 +45,7 @@ def scale_command(total: int, out: Path | None, redis_url: str | None, as_json: 
     workers = [replace(one, slots=before.get(one.name, one.slots)) for one in workers]
     reached = {one.name: wanted[one.name] if one.name in before else one.slots for one in workers}
     if as_json:
-        show(json.dumps([_json(one, reached[one.name]) for one in workers], ensure_ascii=False))
+        show(_json(workers, reached))
     else:
         show(_table(workers, reached))
     if silent := [one.name for one in workers if one.name not in before]:
@@ -83,11 +82,16 @@ def _resize(url: str, wanted: dict[str, int]) -> dict[str, int]:
     return before
 
 
-def _json(one: WorkerNow, slots: int) -> dict[str, Any]:
-    return {
-        "name": one.name, "lanes": list(one.lanes), "slots": slots, "claims": one.claims, "leases": one.leases,
-        "waiting": one.waiting, "draining": one.draining,
-    }  # fmt: skip
+def _json(workers: list[WorkerNow], slots: dict[str, int]) -> str:
+    said = [
+        {
+            "name": one.name, "lanes": list(one.lanes), "slots": slots.get(one.name, one.slots), "claims": one.claims,
+            "leases": one.leases, "waiting": one.waiting, "draining": one.draining,
+            "age_seconds": round(one.age_seconds, 1),
+        }
+        for one in workers
+    ]  # fmt: skip
+    return json.dumps({"workers": said}, ensure_ascii=False)
 
 
 def _table(workers: list[WorkerNow], wanted: dict[str, int]) -> str:
