@@ -1,8 +1,8 @@
 """Flower, wired to a run's Redis. The only importer of flower and tornado.
 
 What we decide: loopback and a password, bounded memory, buckets that fit generations, columns that show dataset and
-row. FLOWER_… variables of the environment win over all but the password, which is never left out. Workers send events
-only as long as Flower asks for them.
+row, both lanes as queues also while no worker takes more of one. FLOWER_… variables of the environment win over all but
+the password, which is never left out. Workers send events only as long as Flower asks for them.
 """
 
 import contextlib
@@ -13,10 +13,12 @@ from collections.abc import Callable
 from flower.app import Flower
 from flower.command import apply_env_options
 from flower.urls import settings as flower_settings
+from flower.views import BaseHandler
 from tornado.options import options
 
 from app.celery_app import GENERATE_TASK, make_app
 from app.errors import StorageError
+from app.lanes import Lane
 
 #: About 6 KB each.
 MOST_TASKS = 10_000
@@ -38,6 +40,7 @@ def serve_flower(redis_url: str, address: str, port: int, basic_auth: str, ready
         setattr(options, name, value)
     apply_env_options()
     options.address, options.port, options.basic_auth = address, port, [basic_auth]
+    BaseHandler.get_active_queue_names = lambda _: sorted(lane.queue for lane in Lane)
     flower = Flower(capp=celery, options=options, **flower_settings)
     try:
         ready(flower.start_http_server())

@@ -60,7 +60,7 @@ class _Surveyor:
                 if waited > self._wait and not self._loading and not self._usable():
                     raise Incomplete(
                         f"No endpoint answered within {self._wait:g} s: {self._troubles()}; start one or correct "
-                        "--endpoint, then repeat the command (--endpoint-wait SECONDS waits longer)."
+                        "its URL, then repeat the command (--endpoint-wait SECONDS waits longer)."
                     )
                 if waited >= say_at and not self._usable():
                     say_at = waited + _SAY_SECONDS

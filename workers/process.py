@@ -14,7 +14,7 @@ import time
 import warnings
 
 from celery import Celery, signals
-from celery.exceptions import Reject, SecurityWarning
+from celery.exceptions import CPendingDeprecationWarning, Reject, SecurityWarning
 
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
@@ -36,6 +36,7 @@ _GIVE_UP_SECONDS = 10.0
 def run_worker(settings: WorkerSettings) -> int:
     """Run a worker until it is told to stop. Returns its exit code."""
     logging.getLogger("celery.app.trace").setLevel(logging.ERROR)  # a task handed back is no news
+    logging.getLogger("kombu.transport.virtual.base").setLevel(logging.ERROR)  # nor is one that met a closing lane
     celery = make_app(settings.redis_url)
     celery.steps["consumer"].add(Delivery)
     context = asyncio.run_coroutine_threadsafe(_make_context(settings), loop()).result()
@@ -58,11 +59,14 @@ def run_worker(settings: WorkerSettings) -> int:
         queues=[Lane(lane).queue for lane in settings.lanes], loglevel="WARNING", task_events=False,
         without_mingle=True, without_gossip=True, quiet=True, optimization="fair",
     )  # fmt: skip
+    # Only now, for Celery has just asked for all of these: what a lost Redis does here is decided.
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)
     context.slots = lambda: worker.pool.limit
     threading.Thread(target=_end_with_supervisor, name="supervisor", daemon=True).start()
     try:
         worker.start()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told to stop twice: it does, and ends with its own code
         closing = asyncio.run_coroutine_threadsafe(context.close(), loop())
         concurrent.futures.wait([closing], timeout=_GIVE_UP_SECONDS)
     return worker.exitcode or 0

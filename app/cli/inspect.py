@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.cli.talk import show
 from app.errors import OK, StorageError, UsageError, VerificationFailed
+from app.lock import holder
 from app.rundir import RunDir
 
 
@@ -62,7 +63,9 @@ def status_command(out: Path, redis_url: str | None, as_json: bool) -> int:
     if as_json:
         show(json.dumps(seen.inventory, ensure_ascii=False))
     else:
-        show(render_table(seen.inventory) + troubles(seen.endpoints))
+        away = troubles(seen.endpoints)
+        waiting = f"\nwaiting: {seen.waiting_for}\n" if seen.waiting_for and not away else ""
+        show(render_table(seen.inventory) + waiting + away)
     return OK
 
 
@@ -71,9 +74,15 @@ def verify_command(out: Path, as_json: bool) -> int:
     from app.verify import verify
 
     rundir, _ = existing_run(out)
+    writer = holder(rundir.writer_lock)
     report = verify(rundir)
     show(json.dumps(report.to_json(), ensure_ascii=False) if as_json else report.render())
     if not report.ok:
+        if writer is not None:
+            raise VerificationFailed(
+                f"{out} was read while {writer} could write to it: what came meanwhile may be what is listed above. "
+                "Verify again when the run is complete or stopped."
+            )
         raise VerificationFailed(f"{out} breaks a promise; the first places are listed above.")
     return OK
 

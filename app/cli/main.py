@@ -258,6 +258,8 @@ def status(out: Path, redis: str | None, as_json: bool) -> int:
 def verify(out: Path, as_json: bool) -> int:
     """Read every line of a run and prove its promises; exit 0 only if all hold, else 7.
 
+    For a run that is complete or stopped: what is just being written can look like damage.
+
     \b
     headrace verify out
     """

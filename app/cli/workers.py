@@ -2,8 +2,8 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.celery_app import make_app
 from app.cli.inspect import redis_of
@@ -21,7 +21,7 @@ def list_command(out: Path | None, redis_url: str | None, as_json: bool) -> int:
     url = redis_of(out, redis_url)
     workers = _workers(url)
     if as_json:
-        show(json.dumps([_json(one, one.slots) for one in workers], ensure_ascii=False))
+        show(_json(workers, {}))
         return OK
     show(_table(workers, {}))
     say(f"another one, on any host that reaches it: headrace worker --redis {url}" if "@" not in url else
@@ -41,12 +41,14 @@ def scale_command(total: int, out: Path | None, redis_url: str | None, as_json: 
         raise UsageError(f"A worker holds {_MOST_SLOTS:,} tasks at most; start more of them with `headrace worker`.")
     share, more = divmod(total, len(workers))
     wanted = {one.name: share + (number < more) for number, one in enumerate(workers)}
-    silent = [one.name for one in workers if not _resize(url, one, wanted[one.name])]
+    before = _resize(url, wanted)
+    workers = [replace(one, slots=before.get(one.name, one.slots)) for one in workers]
+    reached = {one.name: wanted[one.name] if one.name in before else one.slots for one in workers}
     if as_json:
-        show(json.dumps([_json(one, wanted[one.name]) for one in workers], ensure_ascii=False))
+        show(_json(workers, reached))
     else:
-        show(_table(workers, wanted))
-    if silent:
+        show(_table(workers, reached))
+    if silent := [one.name for one in workers if one.name not in before]:
         raise StorageError(f"No answer from {', '.join(silent)} in {_REPLY_SECONDS:g} s; the others were changed.")
     return OK
 
@@ -69,30 +71,40 @@ def _workers(url: str) -> list[WorkerNow]:
         return workers_at(client)
 
 
-def _resize(url: str, worker: WorkerNow, slots: int) -> bool:
-    """Whether the worker answered."""
-    change = slots - worker.slots
-    if change == 0:
-        return True
+def _resize(url: str, wanted: dict[str, int]) -> dict[str, int]:
+    """Set the slots of workers; how many each had before, of those that answered."""
+    before: dict[str, int] = {}
     with contextlib.closing(make_app(url)) as celery, translated(url):
-        order = celery.control.pool_grow if change > 0 else celery.control.pool_shrink
-        return bool(order(abs(change), destination=[worker.name], reply=True, timeout=_REPLY_SECONDS, limit=1))
+        for name, n in wanted.items():
+            order = {"destination": [name], "reply": True, "timeout": _REPLY_SECONDS, "limit": 1}
+            for reply in celery.control.broadcast("slots", arguments={"n": n}, **order) or ():
+                before |= {one: said["before"] for one, said in reply.items() if "before" in said}
+    return before
 
 
-def _json(one: WorkerNow, slots: int) -> dict[str, Any]:
-    return {
-        "name": one.name, "lanes": list(one.lanes), "slots": slots, "claims": one.claims, "leases": one.leases,
-        "waiting": one.waiting, "draining": one.draining,
-    }  # fmt: skip
+def _json(workers: list[WorkerNow], slots: dict[str, int]) -> str:
+    said = [
+        {
+            "name": one.name, "lanes": list(one.lanes), "slots": slots.get(one.name, one.slots), "claims": one.claims,
+            "leases": one.leases, "waiting": one.waiting, "draining": one.draining,
+            "age_seconds": round(one.age_seconds, 1),
+        }
+        for one in workers
+    ]  # fmt: skip
+    return json.dumps({"workers": said}, ensure_ascii=False)
 
 
 def _table(workers: list[WorkerNow], wanted: dict[str, int]) -> str:
+    slots = {one.name: _slots(one.slots, wanted.get(one.name, one.slots)) for one in workers}
     width = max([24, *(len(one.name) for one in workers)])
-    lines = [f"{'worker':<{width}}{'slots':>12}{'at endpoints':>14}{'waiting':>10}"]
+    room = max([12, *(2 + len(one) for one in slots.values())])
+    lines = [f"{'worker':<{width}}{'slots':>{room}}{'at endpoints':>14}{'waiting':>10}"]
     for one in workers:
-        new = wanted.get(one.name, one.slots)
-        slots = f"{one.slots:,}" if new == one.slots else f"{one.slots:,} → {new:,}"
         state = "  draining" if one.draining else ""
-        lines.append(f"{one.name:<{width}}{slots:>12}{one.leases:>14,}{one.waiting:>10,}{state}")
+        lines.append(f"{one.name:<{width}}{slots[one.name]:>{room}}{one.leases:>14,}{one.waiting:>10,}{state}")
     total = sum(wanted.get(one.name, one.slots) for one in workers)
-    return "\n".join([*lines, f"{'total':<{width}}{total:>12,}{sum(one.leases for one in workers):>14,}"])
+    return "\n".join([*lines, f"{'total':<{width}}{total:>{room},}{sum(one.leases for one in workers):>14,}"])
+
+
+def _slots(now: int, wanted: int) -> str:
+    return f"{now:,}" if now == wanted else f"{now:,} → {wanted:,}"

@@ -43,8 +43,11 @@ def test_scale_spreads_slots_over_all_workers_and_they_take_effect_at_once(redis
         assert "4 → 10" in done.stdout
         until(lambda: endpoint.stats()["running"] == 20, what="20 running")
         until(lambda: slots(redis_client) == {"w1.short-long": 10, "w2.short-long": 10}, what="the list")
-        listed = json.loads(headrace("workers", "list", "--redis", redis_url, "--json").stdout)
+        listed = json.loads(headrace("workers", "list", "--redis", redis_url, "--json").stdout)["workers"]
         assert [(one["slots"], one["lanes"]) for one in listed] == [(10, ["short", "long"])] * 2
+        for n, said in ((4, "10 → 2"), (20, "2 → 10"), (4, "10 → 2")):  # faster than workers give signs
+            assert said in headrace("workers", "scale", n, "--redis", redis_url).stdout
+        until(lambda: slots(redis_client) == {"w1.short-long": 2, "w2.short-long": 2}, what="the last word")
         refused = headrace("workers", "scale", 1, "--redis", redis_url)
         assert (refused.returncode, "2 workers need a slot each" in refused.stderr) == (2, True)
 

@@ -6,7 +6,10 @@ from collections.abc import Callable
 import orjson
 import pytest
 
+from app.cli.inspect import verify_command
+from app.errors import VerificationFailed
 from app.ledger import Ledger
+from app.lock import hold
 from app.reasons import Reason
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.verify import Report, verify
@@ -64,6 +67,16 @@ def test_a_run_without_a_ledger_is_good_and_stays_without(rundir):
         file.unlink()
     assert verify(rundir).ok
     assert not list(rundir.private.iterdir())
+
+
+def test_who_could_write_meanwhile_is_named(rundir, monkeypatch):
+    """What a collector is about to finish looks like damage: the sentence says so, and only while there is one."""
+    monkeypatch.setattr("app.cli.inspect.existing_run", lambda _: (rundir, None))
+    change(rundir, TOKENIZED, lambda lines: lines[:-1])
+    with hold(rundir.writer_lock, "writing its files"), pytest.raises(VerificationFailed, match="writing its files"):
+        verify_command(rundir.out, as_json=True)
+    with pytest.raises(VerificationFailed, match="breaks a promise"):
+        verify_command(rundir.out, as_json=True)
 
 
 def test_a_torn_tail_is_found(rundir):
