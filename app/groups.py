@@ -16,6 +16,8 @@ import orjson
 from app.errors import StorageError
 from app.jsonl import iterate, line_before, parse
 from app.records import ResponseRecord
+from app.rundir import RAW
+from app.verify_lines import whole
 
 T = TypeVar("T")
 
@@ -136,6 +138,6 @@ def slot_of_id(line_id: str) -> str:
 
 def _record(raw: bytes) -> ResponseRecord | None:
     try:
-        return ResponseRecord(**parse(raw))
-    except (ValueError, TypeError):
+        return ResponseRecord(**whole(RAW, raw))
+    except ValueError:
         return None
