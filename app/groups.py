@@ -90,7 +90,10 @@ def group_at(path: Path, offset: int) -> list[ResponseRecord]:
         if order is Order.WHOLE:
             return records
         break
-    raise StorageError(f"{path}: no whole answer at byte {offset:,}; the file was changed from outside")
+    raise StorageError(
+        f"{path}: no whole answer at byte {offset:,}; the file was changed from outside. Stop, take out the line that "
+        "`headrace verify` names, and give the same command again."
+    )
 
 
 def end_of_groups(path: Path, end: int) -> int:
