@@ -16,6 +16,8 @@ import orjson
 from app.errors import StorageError
 from app.jsonl import iterate, line_before, parse
 from app.records import ResponseRecord
+from app.rundir import RAW
+from app.verify_lines import whole
 
 T = TypeVar("T")
 
@@ -88,7 +90,10 @@ def group_at(path: Path, offset: int) -> list[ResponseRecord]:
         if order is Order.WHOLE:
             return records
         break
-    raise StorageError(f"{path}: no whole answer at byte {offset:,}; the file was changed from outside")
+    raise StorageError(
+        f"{path}: no whole answer at byte {offset:,}; the file was changed from outside. Stop, take out the line that "
+        "`headrace verify` names, and give the same command again."
+    )
 
 
 def end_of_groups(path: Path, end: int) -> int:
@@ -136,6 +141,6 @@ def slot_of_id(line_id: str) -> str:
 
 def _record(raw: bytes) -> ResponseRecord | None:
     try:
-        return ResponseRecord(**parse(raw))
-    except (ValueError, TypeError):
+        return ResponseRecord(**whole(RAW, raw))
+    except ValueError:
         return None

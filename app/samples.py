@@ -116,15 +116,19 @@ def is_unclosed(prompt_ids: Sequence[int], output_ids: Sequence[int], filters: S
 def loop_tokens(ids: Sequence[int], max_repeat: int) -> int:
     """Tokens at the end of `ids` that are one passage, said at least twice, of at most half of `max_repeat` tokens.
 
-    The longest such end; 0 if there is none. Costs little where nothing repeats.
+    The longest such end; 0 if there is none. Costs little where nothing repeats, and little more where all does: a
+    passage said twice over ends where it ends itself, so multiples of a length are not looked at.
     """
-    longest = 0
+    longest, passages = 0, list[int]()
     for period in range(1, max(1, max_repeat // 2) + 1):
+        if any(period % one == 0 for one in passages):
+            continue
         same, at = 0, len(ids) - 1
         while at - period >= 0 and ids[at] == ids[at - period]:
             same, at = same + 1, at - 1
         if same >= period:
             longest = max(longest, same + period)
+            passages.append(period)
     return longest
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import orjson
 
 from app.identity import task_key
+from app.jsonl import parse
 from app.reasons import STAGE_OF, Reason, Stage
 from app.records import RejectedRecord, ResponseRecord, Sample, completion_id
 from app.rundir import RAW, REJECTED, TOKENIZED
@@ -65,6 +66,14 @@ def field_problem(record: dict[str, Any], schema: Schema) -> Problem | None:
         if name in record and not _is_json(record[name]):
             return "wrong_type", f"{name} is no JSON text"
     return None
+
+
+def whole(name: str, raw: bytes) -> dict[str, Any]:
+    """The record of a line of the file `name`, with all its fields, each of its type. Raises ValueError."""
+    record = parse(raw)
+    if (problem := field_problem(record, SCHEMAS[name])) is not None:
+        raise ValueError(problem[1])
+    return record
 
 
 def _is_json(text: str) -> bool:

@@ -6,12 +6,13 @@ and counted. Order: the input's, then completion.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
 from app.chats import all_said, replay
-from app.jsonl import iterate, parse
+from app.jsonl import iterate
 from app.ledger import Ledger
 from app.ledger.files import fact_of
 from app.ledger.schema import pack_row_id
@@ -21,6 +22,7 @@ from app.records import ResponseRecord
 from app.rundir import RAW, TOKENIZED, RunDir
 from app.settings import RunSettings
 from app.tokenization import Renderer
+from app.verify_lines import whole
 from producers.catalog import InputRow, rows_of
 from producers.inputs import Dataset
 
@@ -35,10 +37,11 @@ def conversations(
     rundir: RunDir, datasets: list[Dataset], settings: RunSettings, ledger: Ledger, renderer: Renderer
 ) -> Iterator[dict[str, Any] | None]:
     """The chats of every completion that has its sample(s), as lines of conversations.jsonl; None for each completion
-    that is left out because its row is gone. ledger: a scratch one, that gives the rows their ids."""
+    that is left out because its row is gone or a raw line damaged. ledger: a scratch one, that gives the rows their
+    ids."""
     for dataset in datasets:
         with Scratch(_SCHEMA) as scratch:
-            _index(rundir, dataset.name, scratch)
+            yield from [None] * _index(rundir, dataset.name, scratch)
             path = rundir.file(dataset.name, RAW)
             if not path.exists():
                 continue
@@ -50,11 +53,14 @@ def conversations(
             yield from [None] * scratch.one(query)[0]
 
 
-def _index(rundir: RunDir, dataset: str, scratch: Scratch) -> None:
+def _index(rundir: RunDir, dataset: str, scratch: Scratch) -> int:
+    """Where the answers stand; returns how many raw lines cannot be read."""
+    unreadable = 0
     for name in (RAW, TOKENIZED):
         for line in iterate(rundir.file(dataset, name)):
             fact = fact_of(dataset, name, line.raw, line.offset)
             if fact is None:
+                unreadable += name == RAW
                 continue
             place = (fact.row_id, fact.completion_index, fact.turn)
             if name == RAW:
@@ -62,29 +68,32 @@ def _index(rundir: RunDir, dataset: str, scratch: Scratch) -> None:
                 scratch.run(statement, (*place, fact.turns, line.offset))
             else:
                 scratch.run("UPDATE answer SET kept = 1 WHERE row = ? AND idx = ? AND turn = ?", place)
+    return unreadable
 
 
-def _groups(row: InputRow, scratch: Scratch, file: Any) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """(completion index, its raw records by turn) of completions that have all their samples; each is taken once."""
+def _groups(row: InputRow, scratch: Scratch, file: Any) -> Iterator[tuple[int, list[ResponseRecord]]]:
+    """(completion index, its raw records by turn) of completions that have all their samples; each is taken once. None
+    of the records where one is damaged."""
     key = pack_row_id(row.row_id)
     query = (
         "SELECT idx, turns FROM answer WHERE row = ? AND kept GROUP BY idx HAVING count(*) = max(turns) ORDER BY idx"
     )
-    for index, _ in list(scratch.all(query, (key,))):
+    for index, turns in list(scratch.all(query, (key,))):
         places = scratch.all("SELECT start FROM answer WHERE row = ? AND idx = ? ORDER BY turn", (key, index))
         group = []
         for (start,) in list(places):
             file.seek(start)
-            group.append(parse(file.readline()))
-        yield index, group
+            with suppress(ValueError):
+                group.append(ResponseRecord(**whole(RAW, file.readline())))
+        yield index, group if len(group) == turns else []
     scratch.run("DELETE FROM answer WHERE row = ?", (key,))
 
 
-def _line(row: InputRow, index: int, group: list[dict[str, Any]], renderer: Renderer) -> dict[str, Any] | None:
-    if isinstance(row.result, Rejected):  # it was readable once
+def _line(row: InputRow, index: int, group: list[ResponseRecord], renderer: Renderer) -> dict[str, Any] | None:
+    if isinstance(row.result, Rejected) or not group:  # it was readable once
         return None
     primary_id = f"{row.dataset}:{row.row_id}"
-    messages = _with_answers(row, [ResponseRecord(**record) for record in group], renderer)
+    messages = _with_answers(row, group, renderer)
     return {
         "id": f"{primary_id}:{index}", "primary_id": primary_id, "dataset": row.dataset,
         "conversations": [_message(one) for one in messages], "tools": _json(row.result.tools or []),

@@ -29,12 +29,13 @@ def export_command(
     with alone(rundir, "exporting its samples"), folder_as_a_whole(to) as folder:
         mended = mend_run(rundir, run_file)
         if kind == "parquet":
-            counts, left_out = _parquet(rundir, folder, split), 0
+            counts, left_out = _parquet(rundir, folder, split)
         else:
             counts, left_out = _conversations(rundir, run_file, folder, split, inputs, tokenizer)
         said = {
             "format": kind, "run": run_file.run_id, "recipe": run_file.recipe_fingerprint, "filters": run_file.filters,
-            "eval_fraction": split.eval_fraction, "seed": split.seed, **counts, "rows_gone": left_out,
+            "eval_fraction": split.eval_fraction, "seed": split.seed, **counts,
+            "rows_gone": left_out if kind == "conversations" else 0, "damaged": left_out if kind == "parquet" else 0,
             "chats_left_out": mended.set_aside + mended.to_derive,
         }  # fmt: skip
         write_note(folder, said)
@@ -45,18 +46,23 @@ def export_command(
     if str(mended):
         click.echo(str(mended), err=True)
     if left_out:
-        click.echo(f"{left_out:,} left out: the input no longer has their rows, so their messages are gone.", err=True)
+        rows = "the input no longer has their rows, or " if kind == "conversations" else ""
+        click.echo(f"{left_out:,} left out: {rows}their lines are damaged (`headrace verify {out}` tells).", err=True)
     return OK
 
 
-def _parquet(rundir: RunDir, folder: Path, split: Split) -> dict[str, int]:
+def _parquet(rundir: RunDir, folder: Path, split: Split) -> tuple[dict[str, int], int]:
     from app.offline.shards import Shards
 
+    left_out = 0
     with Shards(folder, _SAMPLES_PER_SHARD) as shards:
         for dataset in rundir.datasets_on_disk():
             for sample in samples_in_order(rundir, dataset):
-                shards.write(split.side_of(sample["primary_id"]), sample)
-    return shards.counts
+                if sample is None:
+                    left_out += 1
+                else:
+                    shards.write(split.side_of(sample["primary_id"]), sample)
+    return shards.counts, left_out
 
 
 def _conversations(

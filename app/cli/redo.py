@@ -42,6 +42,8 @@ def tokenize_command(out: Path, given: dict[str, Any], tokenizer: str | None, as
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(one.rejected.items()))
         damaged = f"; {one.unreadable:,} damaged lines left out" if one.unreadable else ""
         damaged += f", and {one.turns_apart:,} lines of the same chats with them" if one.turns_apart else ""
+        damaged += f"; {one.doubled:,} lines that stand there twice taken once" if one.doubled else ""
+        damaged += f"; {one.gone:,} samples had no raw line: gone, the next run makes them again" if one.gone else ""
         click.echo(
             f"{one.dataset}: {one.responses:,} responses → {one.samples:,} samples, "
             f"{one.rejected.total():,} rejected{f' ({reasons})' if reasons else ''}{damaged}"

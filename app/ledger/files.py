@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import orjson
 
-from app.groups import Groups, Order, Place
+from app.groups import Groups, Order, Place, turns_of
 from app.jsonl import iterate, parse
 from app.ledger.schema import Slot, State, pack_row_id
 from app.rundir import RAW, REJECTED, TOKENIZED
@@ -100,20 +100,24 @@ def _slot(name: str, fields: dict, raw: bytes, offset: int) -> tuple[Slot, int]:
     if name == RAW:
         return Slot(State.GENERATED, "", offset), int(fields["turns"])
     if name == TOKENIZED:
-        return Slot(State.TOKENIZED, "", -1), _turns_of_sample(raw)
+        return Slot(State.TOKENIZED, "", -1), _turns_of_sample(fields, raw)
     return Slot(State.REJECTED, str(fields["reason"]), -1), 1
 
 
-def _turns_of_sample(raw: bytes) -> int:
+def _turns_of_sample(fields: dict, raw: bytes) -> int:
+    if "metadata" in fields:
+        return turns_of(fields)
     found = _SAMPLE_TURNS.search(raw[-_TAIL_BYTES:])
     return int(found.group(1)) if found else 1
 
 
 def _head(name: str, raw: bytes) -> dict:
-    """The fields before the token lists. Raises ValueError for a line that is torn, glued or full of NULs."""
+    """The fields before the token lists; all of them where another program wrote the line anew, with spaces or in
+    another order. Raises ValueError for a line that is torn, glued or full of NULs."""
     stop = raw.find(_LISTS_START[name])
-    if stop < 0 or not raw.endswith(b'"}') or b"\0" in raw or raw.find(_LINE_STARTS[name], 1) >= 0:
-        raise ValueError("not one whole record")
+    ours = stop > 0 and raw.startswith(_LINE_STARTS[name]) and raw.endswith(b'"}') and b"\0" not in raw
+    if not ours or raw.find(_LINE_STARTS[name], 1) >= 0:
+        return parse(raw)
     return orjson.loads(raw[:stop] + b"}")
 
 

@@ -15,7 +15,7 @@ import orjson
 from app.answers import answer_of
 from app.chats import opened_by, spoken_ids
 from app.groups import slot_of_id
-from app.jsonl import iterate, parse
+from app.jsonl import iterate
 from app.manifest import RunFile
 from app.offline.redo import responses
 from app.offline.scratch import HashSet
@@ -24,6 +24,7 @@ from app.records import ResponseRecord
 from app.rundir import REJECTED, RunDir
 from app.samples import SampleFilters, is_unclosed
 from app.tokenization import Renderer
+from app.verify_lines import whole
 
 _PERCENTS = (1, 10, 50, 90, 99)
 OTHER_TURN = "other_turn_rejected"  #: no reason of rejected.jsonl: a good answer of a row that was rejected for another
@@ -209,7 +210,7 @@ def _reasons(rundir: RunDir, dataset: str, one: DatasetAudit) -> dict[str, tuple
     found = {}
     for line in iterate(rundir.file(dataset, REJECTED)):
         try:
-            record = parse(line.raw)
+            record = whole(REJECTED, line.raw)
         except ValueError:
             continue
         if record["stage"] == Stage.SAMPLE:

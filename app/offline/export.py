@@ -16,12 +16,13 @@ from typing import Any
 import orjson
 
 from app.errors import StorageError, UsageError
-from app.jsonl import iterate, parse
+from app.jsonl import iterate
 from app.ledger.files import fact_of
 from app.ledger.schema import pack_row_id
 from app.offline.redo import responses
 from app.offline.scratch import Scratch
 from app.rundir import TOKENIZED, RunDir
+from app.verify_lines import whole
 
 NOTE = "export.json"
 SIDES = ("train", "eval")
@@ -47,8 +48,8 @@ class Split:
         return SIDES[int.from_bytes(value, "big") < self.eval_fraction * 2**64]
 
 
-def samples_in_order(rundir: RunDir, dataset: str) -> Iterator[dict[str, Any]]:
-    """The samples of a dataset by (row number, row, completion, turn), read one at a time."""
+def samples_in_order(rundir: RunDir, dataset: str) -> Iterator[dict[str, Any] | None]:
+    """The samples of a dataset by (row number, row, completion, turn), read one at a time; None for a damaged one."""
     path = rundir.file(dataset, TOKENIZED)
     with Scratch(_SCHEMA) as scratch:
         for _, record in responses(rundir, dataset):
@@ -57,6 +58,7 @@ def samples_in_order(rundir: RunDir, dataset: str) -> Iterator[dict[str, Any]]:
         for line in iterate(path):
             fact = fact_of(dataset, TOKENIZED, line.raw, line.offset)
             if fact is None:
+                yield None
                 continue
             found = scratch.one("SELECT number FROM place WHERE row = ?", (fact.row_id,))
             at = (found[0] if found else 0, fact.row_id, fact.completion_index, fact.turn, line.offset)
@@ -66,7 +68,10 @@ def samples_in_order(rundir: RunDir, dataset: str) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
             for (start,) in scratch.all("SELECT start FROM sample ORDER BY number, row, idx, turn"):
                 file.seek(start)
-                yield parse(file.readline())
+                try:
+                    yield whole(TOKENIZED, file.readline())
+                except ValueError:
+                    yield None
 
 
 @contextmanager

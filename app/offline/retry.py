@@ -20,14 +20,14 @@ from app.jsonl import iterate
 from app.ledger.files import LineFact, fact_of
 from app.ledger.schema import unpack_row_id
 from app.manifest import RunFile
-from app.offline.redo import cut_torn_end, stage_run_file
+from app.offline.redo import cut_torn_end, says, stage_run_file
 from app.offline.scratch import HashSet
 from app.offline.switch import Staged, Switch
 from app.reasons import Reason
 from app.records import completion_id
 from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
 
-_CUT = b',"finish_reason":"length"'  # an unescaped quote ends a JSON string: no text can hold this
+_CUT = b'"length"'  # an unescaped quote ends a JSON string: no text can hold this
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def _concerned(rundir: RunDir, dataset: str, reason: Reason) -> Iterator[LineFac
             yield fact
     if reason is Reason.TRUNCATED:  # kept or rejected: what was cut is cut
         for line in iterate(rundir.file(dataset, RAW)):
-            if _CUT in line.raw and (fact := fact_of(dataset, RAW, line.raw, line.offset)) is not None:
+            fact = fact_of(dataset, RAW, line.raw, line.offset) if _CUT in line.raw else None
+            if fact is not None and says(line.raw, "finish_reason", "length"):
                 yield fact
 
 

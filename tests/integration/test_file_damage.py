@@ -3,6 +3,7 @@
 Both must be what docs/operating/files.md tells people: its first table is the list of cases.
 """
 
+import json
 import re
 import shutil
 import sqlite3
@@ -82,6 +83,17 @@ def double(rundir: RunDir) -> None:
     path.write_bytes(path.read_bytes() + path.read_bytes().splitlines(keepends=True)[0])
 
 
+def rewrite(**how: bool) -> Callable[[RunDir], None]:
+    """Every line as a script of somebody's would write it."""
+
+    def do(rundir: RunDir) -> None:
+        for name in (RAW, TOKENIZED, REJECTED):
+            path = rundir.file("chat", name)
+            path.write_text("".join(f"{json.dumps(json.loads(line), **how)}\n" for line in path.open()))
+
+    return do
+
+
 def newer_ledger(rundir: RunDir) -> None:
     with sqlite3.connect(rundir.ledger) as db:
         db.execute("PRAGMA user_version = 99")
@@ -105,6 +117,8 @@ DAMAGE: dict[str, Callable[[RunDir], object]] = {
     "rejected.jsonl is deleted": delete(REJECTED),
     "the dataset's folder is deleted": lambda rundir: shutil.rmtree(rundir.out / "chat"),
     "a raw line stands twice": double,
+    "another program wrote the files anew, with spaces": rewrite(),
+    "another program wrote the files anew, with the keys sorted": rewrite(sort_keys=True),
     "the ledger is deleted": lambda rundir: rundir.ledger.unlink(),
     "the ledger is garbage": lambda rundir: rundir.ledger.write_bytes(b"garbage" * 1000),
     "the ledger is a newer version's": newer_ledger,

@@ -14,7 +14,7 @@ from app.manifest import InputFile, Recipe, RunFile, read_run_file, write_run_fi
 from app.offline.audit import Lengths, audit
 from app.offline.export import Split
 from app.reasons import Reason
-from app.rundir import RAW, TOKENIZED, RunDir
+from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
 from app.samples import SampleFilters, samples_of
 from app.settings import RunSettings, save_settings
 from app.tokenization import Renderer, RenderOptions
@@ -184,6 +184,38 @@ def test_a_picture_in_an_unknown_format_is_refused(made, tmp_path):
     done = CliRunner().invoke(cli, ["audit", str(made.rundir.out), "--plot", "a.gif"], standalone_mode=False)
     assert done.exception.exit_code == 2
     assert ".png .svg .pdf .html" in str(done.exception)
+
+
+def spoil(made: Made, name: str, old: bytes, new: bytes) -> None:
+    """Something in the second line of a file."""
+    found = lines(made, name)
+    assert old in found[1]
+    found[1] = found[1].replace(old, new, 1)
+    made.rundir.file("chat", name).write_bytes(b"\n".join(found) + b"\n")
+
+
+@pytest.mark.parametrize("old", [b'"finish_reason"', b'"output_ids":[', b'"meta_info"'])
+def test_damaged_raw_lines_stop_neither_audit_nor_export(made, old):
+    """They are left out; the export counts them."""
+    spoil(made, RAW, old, old.replace(b"i", b"1") if b"[" not in old else old + b"1.5,")
+    assert made.headrace("audit", made.rundir.out)["datasets"][0]["output_tokens"]["count"] == 8
+    said = made.headrace("export", made.rundir.out, "--format", "conversations", "--eval-fraction", 0)
+    assert (said["train"], said["rows_gone"]) == (7, 1)
+
+
+def test_damaged_rejections_do_not_stop_the_audit(made):
+    """A line without its fields says nothing."""
+    with made.rundir.file("chat", REJECTED).open("ab") as file:
+        file.write(b"{}\n[]\n")
+    assert made.headrace("audit", made.rundir.out)["datasets"][0]["dataset"] == "chat"
+
+
+@pytest.mark.parametrize(("old", "new"), [(b'"input_ids":[', b'"input_ids":[,'), (b'{"id"', b'x"id"')])
+def test_damaged_samples_are_left_out_of_the_shards_and_counted(made, old, new):
+    """Silently one fewer would be the worst."""
+    spoil(made, TOKENIZED, old, new)
+    said = made.headrace("export", made.rundir.out, "--format", "parquet", "--eval-fraction", 0)
+    assert (said["train"], said["damaged"]) == (7, 1)
 
 
 # --- export ---

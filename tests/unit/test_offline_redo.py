@@ -129,6 +129,45 @@ def test_redoing_derives_what_a_crash_left_underived_and_cuts_its_torn_end(rundi
     assert verify(rundir).ok, verify(rundir).render()
 
 
+def test_a_raw_line_that_stands_twice_gives_one_sample(rundir):
+    """Nothing reaches the trainer twice, and the doubled line is counted."""
+    write(rundir, [response(a_row(0))])
+    done = json.loads(headrace("tokenize", rundir.out, "--json").stdout)["datasets"][0]
+    assert (done["responses"], done["samples"], done["doubled"], done["gone"]) == (8, 6, 1, 0)
+    assert len({one["id"] for one in lines(rundir, TOKENIZED)}) == len(lines(rundir, TOKENIZED)) == 6
+
+
+def test_samples_that_go_because_their_raw_line_is_gone_are_told(rundir):
+    """They cannot be derived again: whoever lost the raw file by mistake hears of it."""
+    path = rundir.file("chat", RAW)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[2:]))
+    done = headrace("tokenize", rundir.out)
+    assert "2 samples had no raw line" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "change", [{"output_ids": "12"}, {"output_ids": [1.5]}, {"finish_reason": "abort"}, {"text": 7}]
+)
+def test_a_raw_line_that_says_what_none_may_is_left_out_and_counted(rundir, change):
+    """No sample is made of it, and nothing stops at it."""
+    write(rundir, [response(a_row(8), **change)])
+    done = headrace("tokenize", rundir.out, "--json")
+    assert json.loads(done.stdout)["datasets"][0]["unreadable"] == 1, done.stderr
+    assert len(lines(rundir, TOKENIZED)) == 6
+
+
+def test_files_that_another_program_wrote_anew_are_redone_and_asked_again_as_ever(rundir):
+    """Spaces after commas and colons hide no rejection and no cut answer."""
+    redone(rundir, truncated="drop")
+    for name in (RAW, TOKENIZED, REJECTED):
+        path = rundir.file("chat", name)
+        path.write_text("".join(f"{json.dumps(json.loads(line))}\n" for line in path.open()))
+    redone(rundir)
+    assert [one["reason"] for one in lines(rundir, REJECTED)] == ["too_long", "empty_output"]
+    assert retried(rundir, Reason.TRUNCATED) == {"chat": 1}
+    assert verify(rundir).ok, verify(rundir).render()
+
+
 def test_a_run_that_somebody_works_on_is_refused(rundir):
     """Both locks: a running `run`, and a collector alone."""
     for lock in (rundir.lock, rundir.writer_lock):

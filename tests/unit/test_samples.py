@@ -118,6 +118,21 @@ def test_a_loop_is_one_passage_again_and_again_up_to_the_end(ids, loop):
     assert loop_tokens(ids, 20) == loop
 
 
+def test_a_long_loop_is_found_in_one_look():
+    """The answers that loop are the longest of all: 32,768 ids of one kind, with any limit, cost what one pass does."""
+    looks = 0
+
+    class Counted(list):
+        def __getitem__(self, at):
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(at)
+
+    assert loop_tokens(Counted([5] * 32_768), 8_000) == 32_768
+    assert loop_tokens(Counted([5, 6, 7] * 10_000), 8_000) == 30_000
+    assert looks < 4 * 65_536
+
+
 def test_a_loop_longer_than_allowed_is_rejected_and_the_stop_token_does_not_hide_it():
     """`--max-repeat 10`: ten tokens of it are fine, more are not."""
     filters = SampleFilters(max_repeat=10)
