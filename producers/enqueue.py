@@ -301,7 +301,7 @@ class Producer:
 
     def _send_again(self) -> None:
         """Every few seconds, also while reading: the run, and messages for keys whose worker died, or that got lost."""
-        if time.monotonic() < self._again_at:
+        if time.monotonic() < self._again_at and self._conveyor.is_compared:
             return
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
         self._publish_run()
