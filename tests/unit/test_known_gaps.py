@@ -11,6 +11,7 @@ from app.settings import RunSettings
 from producers.catalog import interleave
 from producers.enqueue import _Reader
 from producers.inputs import Dataset, parse_inputs
+from producers.readers import read_lines_at, read_records
 
 ROWS = [b'{"prompt":"row %d"}\n' % n for n in range(200)]
 MISSING = (3, 77, 150, 199)
@@ -63,6 +64,15 @@ def test_a_row_that_no_longer_stands_there_is_left_to_the_pass(gaps):
     lines.insert(100, b'{"prompt":"inserted"}\n')
     gaps.data.write_bytes(b"".join(lines[:180]))
     assert [n for n, _ in gaps()] == [77]
+
+
+def test_a_row_at_its_place_is_what_a_pass_reads_there(gaps):
+    """Also one that will be refused, which a pass behind bookmarks would never see again: too large, or unreadable."""
+    lines = [ROWS[0], b'{"prompt":"%s"}\n' % (b"x" * 2000), b"\n", b"{bad\n", ROWS[1].replace(b"\n", b"\r\n")]
+    gaps.data.write_bytes(b"".join(lines))
+    read = list(read_records(gaps.data, max_row_bytes=1024))
+    assert [row.number for row in read] == [1, 2, 4, 5]
+    assert list(read_lines_at(gaps.data, {1, 2, 3, 4, 5}, 1024)) == read
 
 
 def test_other_formats_wait_for_the_pass(gaps):
