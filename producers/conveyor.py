@@ -5,8 +5,6 @@ disk (bounded), and go first when there is room again.
 """
 
 import logging
-import struct
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -17,13 +15,13 @@ from kombu.exceptions import KombuError
 
 from app.celery_app import GENERATE_TASK
 from app.crash import crash_point
-from app.errors import StorageError
 from app.lanes import Lane
 from app.packing import compress, unpack_task
 from app.records import RejectedRecord, Task, line_of
 from app.store import scripts
 from app.store.connection import AWAY
 from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
+from producers.aside import Aside
 from producers.rendering import Parcel, parcel_of
 
 log = logging.getLogger(__name__)
@@ -32,7 +30,6 @@ _RETRY_SECONDS = 1.0
 _BATCH = 500
 _MOST_AGAIN = 100_000
 _STREAM_HIGH_WATER = 20_000  #: responses not yet written, above which nothing new is sent
-_ASIDE_MOST_BYTES = 4 * 2**30
 
 
 class Stopped(Exception):
@@ -49,13 +46,14 @@ class Conveyor:
         self._stopped = stopped
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
-        self._aside = {lane: _Aside() for lane in Lane}
+        self._aside = {lane: Aside() for lane in Lane}
         self._unclaimed: dict[str, set[bytes]] = defaultdict(set)  #: when the lanes had turned over
         self._taken: dict[str, set[bytes]] = defaultdict(set)  #: of those then, whose messages had been taken
         self._newest: dict[str, bytes] = {}  #: lane → the message that came last when they had turned over
+        self._server: str | None = None  #: which start of Redis the files were compared with
         self.trouble: str | None = None
         self.while_waiting: Callable[[], None] = lambda: None  #: done again and again while a lane is full
-        #: asked right before tasks are sent, however long they waited for room: those that still need to be
+        #: asked right before tasks are sent, also again, however long they waited: those that still need to be
         self.still_missing: Callable[[list[Parcel]], list[Parcel]] = lambda parcels: parcels
 
     def put(self, parcels: list[Parcel]) -> None:
@@ -123,6 +121,11 @@ class Conveyor:
 
     # --- what Redis knows ---
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether what Redis holds was compared with the files since it was last seen to be away."""
+        return self._server is not None
+
     def outstanding(self, datasets: Iterable[str]) -> set[str]:
         """Keys that Redis knows: waiting, being worked on, between two turns, or in the stream."""
 
@@ -155,8 +158,12 @@ class Conveyor:
 
         Those whose claim expired, always. Those never claimed, if no message for them waits: a message that a worker
         took and did not claim died with it, or was lost; seen so twice in a row (`at_once`: once). Too often is
-        harmless, a worker that finds a key claimed or done ends at once.
+        harmless, a worker that finds a key claimed or done ends at once. Never those that the files have: a Redis that
+        was killed may have forgotten what it said last, and takes them for waiting; all are compared once for each
+        start of Redis.
         """
+        datasets = list(datasets)
+        self._compare(datasets)
         empty, turned_over, total = self.lanes_are_empty(), self._have_turned_over(), 0
         for dataset in datasets:
             again = self._orphaned(dataset, unclaimed=False)
@@ -166,10 +173,32 @@ class Conveyor:
                 self._taken[dataset] = (unclaimed if empty else unclaimed & self._unclaimed[dataset]) - again
                 self._unclaimed[dataset] = unclaimed
             if again:
-                blobs = self.patiently(lambda d=dataset, keys=again: self._client.hmget(self._keys.payload(d), *keys))
-                self._publish([parcel_of(unpack_task(blob), blob) for blob in blobs if blob])
-                total += len(again)
+                missing = self._drop_done(dataset, list(again))
+                self._publish(missing)
+                total += len(missing)
         return total
+
+    def _compare(self, datasets: list[str]) -> None:
+        """Once for each start of Redis: drop what it takes for outstanding and the files have."""
+        server = self.patiently(lambda: self._client.info("server")["run_id"])
+        if server == self._server:
+            return
+        self._server = server  # first: it may go away meanwhile
+        for dataset in datasets:
+            keys = self.patiently(lambda d=dataset: self._client.hkeys(self._keys.payload(d)))
+            for start in range(0, len(keys), _BATCH):
+                self._drop_done(dataset, keys[start : start + _BATCH])
+
+    def _drop_done(self, dataset: str, keys: list[bytes]) -> list[Parcel]:
+        """Those of these tasks that are still missing; the others are forgotten."""
+        payload = self._keys.payload(dataset)
+        blobs = self.patiently(lambda: self._client.hmget(payload, keys))
+        parcels = [parcel_of(unpack_task(blob), blob) for blob in blobs if blob]
+        missing = self.still_missing(parcels)
+        if done := {parcel.key for parcel in parcels} - {parcel.key for parcel in missing}:
+            log.warning("redis_was_behind: %d tasks waited in %s whose answers are on file", len(done), dataset)
+            self.patiently(lambda: self._client.hdel(payload, *done))
+        return missing
 
     def lanes_are_empty(self) -> bool:
         """Whether no message waits in any lane."""
@@ -200,6 +229,7 @@ class Conveyor:
             try:
                 result = action()
             except (*AWAY, KombuError) as exc:
+                self._server = None
                 if self.trouble is None:
                     self.trouble = f"Redis does not answer ({exc})"
                     log.warning("producer_waits: %s", self.trouble)
@@ -296,42 +326,3 @@ def _by_dataset(parcels: list[Parcel]) -> dict[str, list[Parcel]]:
     for parcel in parcels:
         found[parcel.dataset].append(parcel)
     return found
-
-
-class _Aside:
-    """A first-in first-out of parcels on disk."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="headrace-aside-")  # noqa: SIM115 - lives as long as the producer
-        self._read_at = self._end = 0
-
-    def __bool__(self) -> bool:
-        return self._read_at < self._end
-
-    def add(self, parcels: list[Parcel]) -> bool:
-        """Set aside; False if there is no room for more."""
-        if self._end > _ASIDE_MOST_BYTES:
-            return False
-        self._file.seek(self._end)
-        try:
-            for parcel in parcels:
-                self._file.write(struct.pack("<I", len(parcel.blob)) + parcel.blob)
-            self._file.flush()
-        except OSError as exc:
-            raise StorageError(f"No room on disk to set tasks aside ({exc.strerror}); free some in TMPDIR.") from exc
-        self._end = self._file.tell()
-        return True
-
-    def take(self, most: int) -> list[Parcel]:
-        """The eldest ones."""
-        parcels = []
-        self._file.seek(self._read_at)
-        while len(parcels) < most and self._read_at < self._end:
-            (size,) = struct.unpack("<I", self._file.read(4))
-            blob = self._file.read(size)
-            parcels.append(parcel_of(unpack_task(blob), blob))
-            self._read_at = self._file.tell()
-        if not self:
-            self._file.truncate(0)
-            self._read_at = self._end = 0
-        return parcels

@@ -27,6 +27,7 @@ from workers.watch import Watch
 
 log = logging.getLogger(__name__)
 _MANIFEST_SECONDS = 5.0
+_IDLE_RUN_SECONDS = 120.0  #: a run of which nothing came for so long is over, or will be told again
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,15 @@ class WorkerContext:
         self.endpoints.use(manifest)
         return manifest
 
+    def leave_idle_runs(self, now: float) -> None:
+        """Forget runs of which nothing is here and nothing came for long. now: time.monotonic()."""
+        here = {claim.run_id for claim in self.holdings.claims}
+        for run_id in [run_id for run_id, (at, _) in self._runs.items() if now - at > _IDLE_RUN_SECONDS]:
+            if run_id not in here:
+                del self._runs[run_id]
+                self.stop_ids.pop(run_id, None)
+                self.endpoints.leave(run_id)
+
     async def drain(self) -> None:
         """Hand back at once what only waits, let what generates finish within drain_seconds, hand back the rest."""
         self.draining = True
@@ -117,6 +127,7 @@ class WorkerContext:
         while True:
             await self.holdings.renew()
             await self._heed_halts()
+            self.leave_idle_runs(time.monotonic())
             await self._sign()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 

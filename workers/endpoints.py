@@ -66,7 +66,18 @@ class Endpoints:
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run as they are now; those that no run has any more are forgotten."""
         self._manifests[run.run_id] = run
+        self._index()
+
+    def leave(self, run_id: str) -> None:
+        """Nothing of this run is here any more: its endpoints are looked at no more."""
+        self._manifests.pop(run_id, None)
+        self._index()
+
+    def _index(self) -> None:
         self._runs = {url: one for one in self._manifests.values() for url in one.endpoints}
+        for known in (self._info, self._open):
+            for url in known.keys() - self._runs.keys():  # should it come back, it is asked who it is by then
+                del known[url]
 
     @property
     def urls(self) -> list[str]:
@@ -120,7 +131,10 @@ class Endpoints:
             raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: {fault.detail}") from fault
         finally:
             del self._looks[url]  # before any waiter goes on: the next one needs a look of its own
-        if change := drift(self._runs[url].server, guarded(found.identity)):
+        run = self._runs.get(url)
+        if run is None:
+            raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: it was removed")
+        if change := drift(run.server, guarded(found.identity)):
             raise Fault(FaultKind.ANOTHER_MODEL, f"another model answers there: {change}").at(url)
         self._seen_at[url] = began
 
@@ -217,7 +231,9 @@ class Endpoints:
 
     async def _try(self, url: str) -> tuple[Why, str] | None:
         """What keeps the endpoint from generating; None: nothing does."""
-        readiness = Readiness.UNKNOWN
+        readiness, run = Readiness.UNKNOWN, self._runs.get(url)
+        if run is None:  # nobody needs it
+            return None
         try:
             async with asyncio.timeout(_TRY_SECONDS):
                 readiness = await self.readiness(url)
@@ -225,7 +241,7 @@ class Endpoints:
                     return Why.DIED, "it is away"
                 if readiness is Readiness.DRAINING and not await self._lingers(url):
                     return Why.LEAVING, "it is leaving"
-                await self._canary(url)
+                await self._canary(url, run)
         except TimeoutError:
             return Why.STALLED, f"no generation within {_TRY_SECONDS:g} s"
         except Fault as problem:
@@ -234,9 +250,9 @@ class Endpoints:
             return Why.UNAVAILABLE if problem.pressure else Why.DIED, problem.detail
         return None
 
-    async def _canary(self, url: str) -> None:
+    async def _canary(self, url: str, run: RunManifest) -> None:
         """One real generation; raises the Fault that prevents it. Whoever leads the probe leads it till then."""
-        run, names = self._runs[url], _keys(url)
+        names = _keys(url)
         if url in self._open:
             await self._lead_probe(url, _TRIAL_TTL_MS)
         await self._courier.command("HSET", names.control, "trial", 1)
@@ -277,7 +293,9 @@ class Endpoints:
                 await self.open(url, fault.detail, why=Why.UNAVAILABLE if fault.pressure else Why.DIED)
             return
         self._problems.pop(url, None)
-        run = self._runs[url]
+        run = self._runs.get(url)
+        if run is None:  # left meanwhile
+            return
         if sentence := objection(run.server, run.required, info.identity) or info.drops(run.sampling):
             await self.open(url, sentence, why=Why.DIFFERS, explains=True)
             return

@@ -76,6 +76,7 @@ class Supervisor:
     _redis_deaths: int = 0  #: in a row, while it was being started
     _redis_at: float = 0.0  #: when to try again
     _commands: ChangeCommands | None = None
+    _stop_by: float = float("inf")  #: whoever was told to stop and runs still then is killed
     _to_say: list[str] = field(default_factory=list)  #: by signal handlers, which may interrupt whoever speaks
     _started: float = field(default_factory=time.monotonic)
 
@@ -101,11 +102,13 @@ class Supervisor:
             raise Incomplete("Stopped before anything was sent; the same command starts it.")
         drain = self.prepared.settings.drain_seconds
         if self.wanted_stops == 1:
+            self._stop_by = time.monotonic() + drain + 3 * _KILL_SECONDS
             self._to_say.append(f"stopping: what generates has {drain:g} s to finish; once more to stop at once")
             for name, child in self._children.items():
                 if name.startswith(("worker", "producer")):
                     child.signal(signal.SIGTERM)
         else:
+            self._stop_by = min(self._stop_by, time.monotonic() + _KILL_SECONDS)
             self._to_say.append("stopping at once")
             for name, child in self._children.items():
                 if name.startswith("worker"):
@@ -217,7 +220,7 @@ class Supervisor:
         return f"the disk of {out} is full; free some space" if full else ""
 
     def _stopped(self) -> bool:
-        """Whether everything that was asked to end has ended (a run that is out of time asks by itself)."""
+        """Whether all that was asked to end has ended or had its time (a run that is out of time asks by itself)."""
         limit = self.prepared.settings.limit_seconds
         if limit is not None and not self.wanted_stops and time.monotonic() - self._started > limit:
             self.view.say(f"--limit-seconds {limit:g} is over")
@@ -226,7 +229,7 @@ class Supervisor:
         if not self.wanted_stops:
             return False
         asked = [child for name, child in self._children.items() if name.startswith(("worker", "producer"))]
-        return not any(child.running for child in asked)
+        return time.monotonic() > self._stop_by or not any(child.running for child in asked)
 
     def _revive(self) -> None:
         if self.wanted_stops:
@@ -285,13 +288,13 @@ class Supervisor:
         workers = [child for name, child in self._children.items() if name != "collector"]
         for child in workers:
             child.signal(signal.SIGTERM)
-        deadline = time.monotonic() + self.prepared.settings.drain_seconds + _KILL_SECONDS
+        deadline = min(self._stop_by, time.monotonic() + self.prepared.settings.drain_seconds + _KILL_SECONDS)
         for child in workers:
             if not child.wait(deadline - time.monotonic()):
                 child.signal(signal.SIGKILL)
         if (collector := self._children.get("collector")) is not None:
             collector.signal(signal.SIGTERM)
-            if not collector.wait(_KILL_SECONDS * 3):
+            if not collector.wait(_KILL_SECONDS * (1 if self.wanted_stops > 1 else 3)):
                 collector.signal(signal.SIGKILL)
 
 

@@ -39,21 +39,27 @@ def split_lines(source: Source, max_bytes: int, number: int = 1) -> Iterator[tup
 
 def json_line_rows(source: Source, max_bytes: int, first: int = 1) -> Iterator[RawRow]:
     """Rows of a JSON Lines file, the first line of which has this number."""
-    for number, line, too_large in split_lines(source, max_bytes, first):
-        if too_large:
-            yield too_large_row(number, line, source.name, f"line {number}", max_bytes)
-        elif line and not line.isspace():
-            yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
+    for line in split_lines(source, max_bytes, first):
+        yield from _json_rows(source, line, max_bytes)
 
 
 def rows_at(source: Source, numbers: set[int], max_bytes: int, first: int = 1) -> Iterator[RawRow]:
     """The rows of a JSON Lines file that stand at these lines, as `json_line_rows` has them."""
     last = max(numbers, default=0)
-    for number, line, too_large in split_lines(source, max_bytes, first):
-        if number in numbers and not too_large and line and not line.isspace():
-            yield json_row(number, line.removesuffix(b"\r"), source.name, "line")
-        if number >= last:
+    for line in split_lines(source, max_bytes, first):
+        if line[0] in numbers:
+            yield from _json_rows(source, line, max_bytes)
+        if line[0] >= last:
             return
+
+
+def _json_rows(source: Source, line: tuple[int, bytes, bool], max_bytes: int) -> Iterator[RawRow]:
+    """The row of a line; none of a blank one."""
+    number, text, too_large = line
+    if too_large:
+        yield too_large_row(number, text, source.name, f"line {number}", max_bytes)
+    elif text and not text.isspace():
+        yield json_row(number, text.removesuffix(b"\r"), source.name, "line")
 
 
 def text_rows(source: Source, max_bytes: int) -> Iterator[RawRow]:

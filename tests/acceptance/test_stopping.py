@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -92,6 +93,23 @@ def test_a_second_ctrl_c_stops_at_once(endpoint, redis_box, tmp_path):
         started.process.send_signal(signal.SIGINT)
         assert started.wait(30) == 3, started.text()
         assert_nothing_is_held(endpoint, redis_box.client())
+
+
+@pytest.mark.long
+def test_whoever_is_frozen_keeps_nobody_from_stopping(endpoint, tmp_path):
+    """A process that hears no signal, and a Redis that does not answer: killed; nothing is left, the run resumes."""
+    arguments = words(endpoint)
+    with run(tmp_path / "out", *arguments) as started:
+        await_full(endpoint)
+        everything = started.everything()
+        for frozen in ("worker", "valkey-server"):
+            started.child(frozen).suspend()
+        for _ in range(2):
+            started.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert started.wait(75) == 3, started.text()
+        until(lambda: not any(one.is_running() for one in everything), what="nothing is left")
+    assert_resumes(endpoint, tmp_path / "out", arguments)
 
 
 def test_a_lost_terminal_drains(endpoint, redis_box, tmp_path):

@@ -1,6 +1,7 @@
 """Every transition of the breaker on a real Redis, as two workers bring it about on simulated servers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,11 +14,13 @@ from app.sglang.sampling import sampling_body
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.breaker import ChangeLog, Why, closing, opening, parse_breaker
 from app.store.courier import Courier
-from app.store.keys import EndpointKeys
+from app.store.keys import EndpointKeys, RunKeys
 from app.store.scripts import call
 from app.urls import endpoint_key
 from tests.belt import manifest
+from workers.context import WorkerContext, WorkerSettings
 from workers.endpoints import Endpoints
+from workers.holdings import Claim, Work
 
 CONFIG = SimulatorConfig(output_lengths="fixed", output_mean=8, health_seconds=0.0)
 
@@ -284,3 +287,32 @@ def test_a_router_that_would_drop_a_parameter_of_the_run_is_held(redis_url):
 
     with running_simulator(replace(CONFIG, behind_router=True)) as router:
         assert asyncio.run(main(router.url)) == "it is sglang-router, which drops logit_bias without a word"
+
+
+def test_a_run_of_which_nothing_comes_any_more_leaves_its_endpoints_alone(endpoint, redis_client, redis_url):
+    """Not while a claim of it is here; a new message makes it known again, and its endpoints are asked who they are."""
+    run = manifest(endpoint.url)
+    redis_client.set(RunKeys(run.run_id).manifest, run.model_dump_json())
+
+    async def main() -> None:
+        context = WorkerContext(WorkerSettings(redis_url, "w1@host"))
+        claim = Claim(run.run_id, "d", "key", "w1@host/1")
+        later = time.monotonic() + 1000
+        try:
+            await context.run(run.run_id)
+            await context.endpoints.known(endpoint.url)
+            context.holdings.claims[claim] = Work(asyncio.current_task())
+            context.leave_idle_runs(later)
+            assert context.endpoints.urls == [endpoint.url]
+            del context.holdings.claims[claim]
+            context.leave_idle_runs(time.monotonic())
+            assert context.endpoints.urls == [endpoint.url]
+            context.leave_idle_runs(later)
+            assert context.endpoints.urls == []
+            assert context.endpoints.info(endpoint.url) is None
+            await context.run(run.run_id)
+            assert (await context.endpoints.known(endpoint.url)).url == endpoint.url
+        finally:
+            await context.close()
+
+    asyncio.run(main())

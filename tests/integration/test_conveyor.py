@@ -1,5 +1,6 @@
 """The producer's end of Redis: marks that hold, lanes that do not starve each other, keys that are sent once."""
 
+import os
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from app.store.keys import CELERY_PREFIX, RunKeys
 from producers.conveyor import Conveyor, Stopped
 from producers.rendering import Parcel
 from tests.belt import until
+from tests.own_redis import OwnRedis
 
 KEYS = RunKeys("run1")
 
@@ -144,6 +146,37 @@ def test_lost_messages_are_sent_again_though_other_runs_never_leave_a_lane_empty
         assert conveyor.send_again(["d"]) == (0 if other == b"first" else 3)
         assert conveyor.send_again(["d"]) == 0
         redis_client.lrem(lane, 1, other)
+
+
+def test_what_the_files_have_by_now_is_dropped_instead_of_sent_again(conveyor, redis_client):
+    """A claim that expired, of an answer that came by another way."""
+    conveyor.put(parcels(Lane.SHORT, 0, 3))
+    assert conveyor.send_again(["d"]) == 0
+    conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number != 1]
+    redis_client.zadd(KEYS.claims("d"), {f"{1:032x}": 1, f"{2:032x}": 1})
+    assert conveyor.send_again(["d"]) == 1
+    assert redis_client.hlen(KEYS.payload("d")) == 2
+
+
+def test_a_redis_that_forgot_its_last_seconds_gives_no_answered_task_out_again(tmp_path):
+    """Killed before it wrote down what it had said: all that it takes for waiting is compared with the files."""
+    done: set[int] = set()
+    with OwnRedis(tmp_path / "redis") as box:
+        client = box.client()
+        conveyor = Conveyor(client, make_app(box.url), "run1", 1000, lambda: False)
+        conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number not in done]
+        conveyor.put(parcels(Lane.SHORT, 0, 700))
+        assert conveyor.send_again(["d"]) == 0
+        (written,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
+        size = written.stat().st_size
+        done |= set(range(600))
+        client.hdel(KEYS.payload("d"), *(f"{number:032x}" for number in done))
+        box.kill()
+        os.truncate(written, size)
+        box.start()
+        assert client.hlen(KEYS.payload("d")) == 700
+        assert conveyor.send_again(["d"]) == 0
+        assert client.hlen(KEYS.payload("d")) == 100
 
 
 def test_a_task_message_is_small_and_readable(conveyor, redis_client):

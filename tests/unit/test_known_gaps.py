@@ -5,12 +5,13 @@ import gzip
 import pytest
 
 from app.identity import task_key
-from app.ledger import Committed, Ledger, State
+from app.ledger import Bookmark, Committed, Ledger, Missing, State
 from app.rundir import RunDir
 from app.settings import RunSettings
 from producers.catalog import interleave
 from producers.enqueue import _Reader
 from producers.inputs import Dataset, parse_inputs
+from producers.readers import read_lines_at, read_records
 
 ROWS = [b'{"prompt":"row %d"}\n' % n for n in range(200)]
 MISSING = (3, 77, 150, 199)
@@ -33,9 +34,9 @@ def gaps(tmp_path):
         Committed("d", row.row_id, 0, State.TOKENIZED, "", 0) for n, row in enumerate(rows) if n not in MISSING
     ])  # fmt: skip
 
-    def ask(path=data, outstanding: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-        missing = ledger.missing("d", 1000)
-        found = reader.known_gaps(Dataset("d", (path,)), missing, outstanding, settings.max_row_bytes)
+    def ask(path=data, outstanding: frozenset[str] = frozenset(), more=(), marks=()) -> list[tuple[int, str]]:
+        missing = [*ledger.missing("d", 1000), *more]
+        found = reader.known_gaps(Dataset("d", (path,)), missing, outstanding, settings.max_row_bytes, marks)
         return [(row.number - 1, row.row_id) for row in found]
 
     ask.data, ask.ids = data, [row.row_id for row in rows]
@@ -63,6 +64,24 @@ def test_a_row_that_no_longer_stands_there_is_left_to_the_pass(gaps):
     lines.insert(100, b'{"prompt":"inserted"}\n')
     gaps.data.write_bytes(b"".join(lines[:180]))
     assert [n for n, _ in gaps()] == [77]
+
+
+def test_a_row_at_its_place_is_what_a_pass_reads_there(gaps):
+    """Also one that will be refused, which a pass behind bookmarks would never see again: too large, or unreadable."""
+    lines = [ROWS[0], b'{"prompt":"%s"}\n' % (b"x" * 2000), b"\n", b"{bad\n", ROWS[1].replace(b"\n", b"\r\n")]
+    gaps.data.write_bytes(b"".join(lines))
+    read = [(row.number, row.raw, str(row.error)) for row in read_records(gaps.data, max_row_bytes=1024)]
+    assert [number for number, _, _ in read] == [1, 2, 4, 5]
+    found = read_lines_at(gaps.data, {1, 2, 3, 4, 5}, 1024)
+    assert [(row.number, row.raw, str(row.error)) for row in found] == read
+
+
+def test_a_repeat_that_may_be_gone_is_left_to_the_pass(gaps):
+    """Where one of two equal rows went, the text at its place says nothing of the second; behind a bookmark it does."""
+    repeat = Missing(f"{gaps.ids[5]}-2", 0, 0, 6)
+    assert gaps(more=[repeat]) == gaps()
+    mark = Bookmark(0, 6, 1, 6, whole=True, digest=b"", stamp="")
+    assert (5, repeat.row_id) in gaps(more=[repeat], marks=[mark])
 
 
 def test_other_formats_wait_for_the_pass(gaps):
