@@ -101,7 +101,8 @@ def snapshot(run: RunFacts, counts: Iterable[DatasetCounts], now: RunNow | None,
         return Snapshot(inventory(run, counts), waiting)
     expected = _expected(counts, now)
     speed = _generating(now)
-    shown = inventory(run, counts, Live(now.queued, now.in_flight, _seconds_left(counts, now, speed, expected)))
+    left = None if run.state == "draining" else _seconds_left(counts, now, speed, expected)  # most is left to the next
+    shown = inventory(run, counts, Live(now.queued, now.in_flight, left))
     started = (worker for worker in now.workers if worker.leases)
     oldest = min(filter(None, (worker.oldest.get(run.id) for worker in started)), key=_since, default=None)
     return Snapshot(

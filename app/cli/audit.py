@@ -33,24 +33,24 @@ def _render(made: Audit) -> str:
     lines: list[str] = []
     for one in made.datasets:
         lines += [*_dataset(one), ""]
-    lines.append(f"{'endpoint':<34}{'model':<20}{'version':<12}{'answers':>9}{'median':>8}{'cut':>7}")
+    lines.append(f"{'endpoint':<30}{'model':<18}{'version':<8}{'answers':>9}{'median':>8}{'cut':>7}")
     for (endpoint, model, _, version), group in sorted(made.groups.items()):
         n = group.output.counts.total()
         cut = _share(group.finish["length"], n)
         name = model.rstrip("/").rsplit("/", 1)[-1]
         median = group.output.percentile(50)
-        lines.append(f"{endpoint[-33:]:<34}{name[-19:]:<20}{version[:11]:<12}{n:>9,}{median:>8,}{cut:>7}")
+        lines.append(f"{endpoint[-29:]:<30}{name[-17:]:<18}{version[:7]:<8}{n:>9,}{median:>8,}{cut:>7}")
     return "\n".join(lines) + "\n"
 
 
 def _dataset(one: DatasetAudit) -> list[str]:
     n = one.output.counts.total()
     titles = "".join(f"{title:>8}" for title in ("p10", "median", "p90", "p99", "max"))
-    lines = [f"{one.dataset}: {n:,} answers", f"  {'tokens':<30}{'count':>9}{titles}"]
+    lines = [f"{one.dataset}: {n:,} answers", f"  {'tokens':<28}{'count':>9}{titles}"]
     lines.append(_lengths("prompts", one.prompt))
     lines.append(_lengths("answers, kept", one.kept))
     lines += [_lengths(f"answers, {reason}", lengths) for reason, lengths in sorted(one.lost.items())]
-    lines += [f"  {reason + ' (no answer)':<30}{count:>9,}" for reason, count in sorted(one.unmeasured.items())]
+    lines += [f"  {reason + ' (no answer)':<28}{count:>9,}" for reason, count in sorted(one.unmeasured.items())]
     if one.lost:
         lines.append(f"  {_are_the_long_ones_missing(one)}")
     clipped = f" ({one.clipped:,} before their allowance)" if one.clipped else ""
@@ -81,7 +81,7 @@ def _decoding(one: DatasetAudit) -> str:
 
 def _lengths(name: str, lengths) -> str:
     cells = "".join(f"{lengths.percentile(percent):>8,}" for percent in (10, 50, 90, 99, 100))
-    return f"  {name:<30}{lengths.counts.total():>9,}{cells}"
+    return f"  {name:<28}{lengths.counts.total():>9,}{cells}"
 
 
 def _are_the_long_ones_missing(one: DatasetAudit) -> str:

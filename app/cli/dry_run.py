@@ -1,5 +1,6 @@
 """`run --dry-run`: what would be sent, without sending anything or asking any server. Nothing is written."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from app.cli.doctor import BYTES_PER_TOKEN
@@ -14,6 +15,9 @@ from app.tokenization import Renderer
 from producers.inputs import parse_inputs
 from producers.measure import SAMPLE_ROWS, Measured, measure
 from producers.trial import refuse_useless_template
+
+_TITLES = ("rows", "to send", "done", "mean", "longest", "all", "disk GB")
+_WIDTHS = (10, 10, 10, 7, 8, 10, 8)
 
 
 def dry_run(settings: RunSettings) -> int:
@@ -57,13 +61,18 @@ def _done(settings: RunSettings) -> dict[str, int]:
 
 
 def _table(plans: list[dict[str, Any]]) -> str:
-    titles = ("rows", "to send", "done", "prompt mean", "prompt max", "prompts, all", "disk GB")
-    lines = [f"{'':<24}" + "".join(f"{title:>14}" for title in titles)]
+    lines = [f"{'':<47}{'prompts, in tokens':>24}", _line("", _TITLES)]
     for one in plans:
         cells = (one["rows"], one["would_be_sent"], one["done"], round(one["mean_prompt_tokens"]),
                  one["longest_prompt_tokens"], one["prompt_tokens"])  # fmt: skip
-        numbers = "".join(f"{cell:>14,}" for cell in cells)
-        lines.append(f"{one['dataset'][:23]:<24}{numbers}{one['disk_bytes'] / 1e9:>14,.2f}")
+        numbers = (*(f"{cell:,}" for cell in cells), f"{one['disk_bytes'] / 1e9:,.2f}")
+        lines.append(_line(one["dataset"], numbers))
         for reason, count in one["refused_of_sample"].items():
             lines.append(f"  {count:,} of {one['sampled']:,} sampled rows would be rejected: {reason}")
     return "\n".join(lines)
+
+
+def _line(name: str, cells: Iterable[str]) -> str:
+    """80 columns."""
+    name = name if len(name) <= 17 else name[:16] + "…"
+    return f"{name:<17}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))

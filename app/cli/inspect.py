@@ -1,6 +1,7 @@
 """The commands that look: status and verify; and `simulate`, which serves."""
 
 import contextlib
+import difflib
 import json
 from pathlib import Path
 
@@ -95,9 +96,14 @@ def simulate_command(host: str, port: int, config: str | None, faults: str | Non
 
     try:
         wanted = Faults().updated(json_option("--faults", faults))
-        settings = SimulatorConfig(**json_option("--config", config), faults=wanted)
+        chosen, known = json_option("--config", config), SimulatorConfig.__dataclass_fields__
+        if unknown := [name for name in chosen if name not in known]:
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+            raise UsageError(f"--config has no field {unknown[0]!r}; {hint}")
+        settings = SimulatorConfig(**chosen, faults=wanted)
     except (ValueError, TypeError) as exc:
-        raise UsageError(f"headrace simulate: {exc}.") from exc
+        raise UsageError(f"--config or --faults: {exc}.") from exc
     slots_within_limits(10_000)
     try:
         serve(settings, port, host, on_ready=show)

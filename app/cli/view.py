@@ -163,7 +163,8 @@ def _state_line(seen: Snapshot, seconds: float) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(shown["run"]["state"], "bold yellow" if seen.waiting_for else "bold")
     text.append(f" · {rate.completions_per_second:.1f} rows/s · {_short(rate.output_tokens_per_second)} tokens/s · ")
-    text.append("" if shown["eta_seconds"] == 0 else f"{eta_words(shown['eta_seconds'])} · ")
+    if shown["eta_seconds"] != 0 and shown["run"]["state"] != "draining":
+        text.append(f"{eta_words(shown['eta_seconds'])} · ")
     text.append(_clock(seconds))
     return text
 

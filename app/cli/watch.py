@@ -5,12 +5,13 @@ import sys
 import time
 from pathlib import Path
 
-from app.cli.talk import show
+from app.cli.talk import say, show
 from app.cli.view import View, line
 from app.cli.watching import sight_of
 from app.errors import OK
 
 _LOOK_SECONDS = 0.5
+_STOPPED = "nobody works on this run now; the command that began it resumes it (Ctrl-C ends the watching)"
 
 
 def watch_command(
@@ -25,6 +26,8 @@ def watch_command(
             from rich.console import Console
 
             with View(every, Console()) as view:
+                if (seen := sight.take()).inventory["run"]["state"] == "stopped":
+                    view.say(_STOPPED)
                 while True:
                     seen = sight.take()
                     view.show(seen)
@@ -36,6 +39,8 @@ def watch_command(
 
 
 def _lines(sight, as_json: bool, every_seconds: float) -> int:
+    if sight.take().inventory["run"]["state"] == "stopped":
+        say(_STOPPED)
     while True:
         seen = sight.take()
         show(json.dumps(seen.to_json(), ensure_ascii=False) if as_json else line(seen))
