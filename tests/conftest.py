@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
 from app.store.keys import EPOCH
+
+# A machine may be busy: how long an example took proves nothing.
+hypothesis.settings.register_profile("headrace", deadline=None)
+hypothesis.settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session")
