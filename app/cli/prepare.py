@@ -315,9 +315,11 @@ def meet_endpoints(
         request_timeout_seconds=settings.request_timeout_seconds, stage_tokens=settings.stage_tokens,
         stop_ids=prepared.stop_ids,
     )  # fmt: skip
-    for url, info in infos.items():
-        if sentence := small_pool(info):
-            say(f"{url}: {sentence}")
+    small = {url: info for url, info in infos.items() if small_pool(info)}
+    if small:
+        smallest = min(small, key=lambda url: small[url].usable_context)
+        others = f"; likewise {len(small) - 1} more" if len(small) > 1 else ""
+        say(f"{smallest}: {small_pool(small[smallest])}{others}")
     room = manifest.output_room(1)
     if room is not None and room < settings.max_new_tokens and not settings.fit_output:
         raise UsageError(

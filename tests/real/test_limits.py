@@ -124,6 +124,23 @@ def test_a_prompt_larger_than_the_pool_is_rejected_before_it_is_sent(small, run_
     assert {line["source_id"] for line in raw(out)} == {"900", "993"}
 
 
+def test_a_run_takes_rows_up_to_what_the_pool_answers_in_full(small, run_words, tmp_path, monkeypatch):
+    """The pool cuts short without a word, and not even with a 400: rows that need more than 998 are rejected."""
+    monkeypatch.setenv("HEADRACE_API_KEY", KEY)
+    body = {"input_ids": [300] * (1000 - NEW - 1), "sampling_params": {**WHOLE, "max_new_tokens": NEW}}
+    assert post(small.url, "/generate", body, KEY).json()["meta_info"]["completion_tokens"] == NEW - 1
+    file = tmp_path / "pool.jsonl"
+    write_rows(file, small.model, {f"{below} below": 1000 - NEW - below for below in (3, 2, 1, 0, -20)})
+    out = tmp_path / "out"
+    words = run_words(file, urls=(small.url,), max_new_tokens=NEW)
+    with run(out, *words, "--sampling", json.dumps(WHOLE)) as started:
+        assert started.wait(300) == 5, started.text()
+        assert "its KV pool (1,000 tokens) is smaller than its context (2,048)" in started.text()
+    assert {line["source_id"]: line["num_output_tokens"] for line in raw(out)} == {"3 below": NEW, "2 below": NEW}
+    assert status(out)["totals"]["rejected_by_reason"] == {"too_long": 3}
+    assert verified(out)
+
+
 @pytest.mark.parametrize("key", ["", "another-key"])
 def test_a_wrong_key_ends_the_command_with_the_remedy(small, run_words, tmp_path, monkeypatch, key):
     """Exit 2 before the first row; the key itself is nowhere."""
