@@ -68,7 +68,7 @@ class Api:
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready}, "/ping": {"GET": self._ping},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
-            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, time.time())),
+            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, self._told_at())),
             "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
@@ -278,6 +278,10 @@ class Api:
 
     async def _ping(self, _: web.BaseRequest) -> web.Response:
         return web.Response(status=503 if self._is_unwell() else 200, headers=HEADERS)
+
+    def _told_at(self) -> float:
+        """Unix time of its figures; a paused scheduler writes none."""
+        return self.service.wall(self.service.now())
 
     def _is_unwell(self) -> bool:
         """Whether it loads or leaves, or is made to say so."""
