@@ -17,14 +17,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import numpy
 
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
-from tests.real.server import get, post
 
 BATCHES, PROMPTS, STEPS, TIMES = (1, 2, 4, 8), (64, 512, 1024), 96, 5
 MIX, IN_FLIGHT = 48, 6
 Row = dict[str, Any]
+_CLIENT = httpx.Client(timeout=300)  # one: to make another takes as long as some steps
 
 
 def measured(url: str) -> Row:
@@ -32,7 +33,7 @@ def measured(url: str) -> Row:
     steps = [_step(url, batch, prompt) for batch in BATCHES for prompt in PROMPTS]
     prefills = [_prefill(url, tokens) for tokens in (32, 128, 256, 512, 1024, 1536)]
     jobs = mix()
-    info = get(url, "/server_info").json()
+    info = _CLIENT.get(f"{url}/server_info").json()
     took = _seconds(url, jobs, IN_FLIGHT)
     return {"sglang": info["version"], "steps": steps, "prefills": prefills, "mix_seconds": took}
 
@@ -55,7 +56,7 @@ def _seconds(url: str, jobs: Sequence[tuple[int, int]], in_flight: int = 0) -> f
     def ask(job: tuple[int, int]) -> None:
         ids = [random.randint(10, 290) for _ in range(job[0])]
         sampling = {"max_new_tokens": job[1], "ignore_eos": True, "temperature": 0.0}
-        answer = post(url, "/generate", {"input_ids": ids, "sampling_params": sampling}).json()
+        answer = _CLIENT.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}).json()
         assert answer["meta_info"]["completion_tokens"] == job[1], answer
 
     with ThreadPoolExecutor(in_flight or len(jobs)) as pool:
