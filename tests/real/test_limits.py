@@ -14,6 +14,7 @@ from app.sglang.sampling import sampling_body
 from app.tokenization import Renderer, RenderOptions
 from producers.shapes import conversation_of
 from tests.acceptance.harness import DEMO, headrace, run, status, verified
+from tests.belt import until
 from tests.real.runs import finished, raw
 from tests.real.server import get, metric, post
 
@@ -99,11 +100,11 @@ def test_a_pool_that_overflows_loses_nothing(small, run_words, tmp_path, monkeyp
     """Strangers make it retract; answers that were pushed out and came back are whole, without a server's text."""
     monkeypatch.setenv("HEADRACE_API_KEY", KEY)
     out = tmp_path / "out"
-    with strangers(small.url, 4, tokens=250, key=KEY):
+    with strangers(small.url, 2, tokens=250, key=KEY, together=4):
         words = run_words(DEMO / "gsm8k.jsonl", urls=(small.url,), max_new_tokens=120)
         with run(out, *words, "--limit", 20) as started:
             assert finished(started), started.text()
-        assert metric(small.url, "sglang:num_retracted_requests_total") > 0
+        until(lambda: metric(small.url, "sglang:num_retracted_requests_total") > 0, 120, what="retractions")
     lines = raw(out)
     assert len(lines) == 20
     assert {line["text"] for line in lines} == {""}
@@ -169,12 +170,14 @@ def test_of_two_models_only_the_runs_own_is_used(small, run_words, target, tmp_p
 
 
 @contextmanager
-def strangers(url, count, *, tokens, key=""):
-    """So many clients that are not ours ask one thing after the other."""
+def strangers(url, count, *, tokens, key="", together=1):
+    """So many clients that are not ours ask one thing after the other; together: prompts that come at once, and grow
+    in step, however busy this machine is."""
     over = threading.Event()
 
     def ask(number):
-        body = {"input_ids": [400 + number] * 40, "sampling_params": {**WHOLE, "max_new_tokens": tokens}}
+        prompts = [[400 + 8 * number + one] * 40 for one in range(together)]
+        body = {"input_ids": prompts, "sampling_params": {**WHOLE, "max_new_tokens": tokens}}
         while not over.is_set():
             if post(url, "/generate", body, key).status_code == 503:
                 over.wait(0.2)

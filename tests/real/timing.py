@@ -1,10 +1,12 @@
 """Times a server's decode steps and prefills, and fits the simulator's model to them.
 
-usage: python -m tests.real.timing --endpoint http://127.0.0.1:30000 [--json FILE]
+usage: python -m tests.real.timing --endpoint http://127.0.0.1:30000 [--pid PID] [--json FILE]
 
 The server must be nobody else's. A step of B requests, from two batches of equal prompts that make 1 and 1 + STEPS
-tokens each: the difference of their times, over STEPS. What the model was not fitted to, a stream of unequal requests,
+tokens each: the difference of their times, over STEPS. What the model was not fitted to, a crowd of unequal requests,
 is played to the server and to the simulator's engine with the times found: both should take as long.
+--pid: of the scheduler of a server on this machine's CPU. Its CPU seconds are taken instead of those of the wall,
+which on a busy machine measure the others.
 """
 
 import argparse
@@ -13,8 +15,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,47 +24,56 @@ import numpy
 
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
-BATCHES, PROMPTS, STEPS, TIMES = (1, 2, 4, 8), (64, 512, 1024), 96, 5
-MIX, IN_FLIGHT = 48, 6
+BATCHES, PROMPTS, STEPS, TIMES = (1, 2, 4, 8), (64, 512, 1024), 200, 3
+MIX, RUNNING, KV_TOKENS = 48, 16, 16_384  # the latter two: the suite's own servers
 Row = dict[str, Any]
+Clock = Callable[[], float]  #: seconds
 _CLIENT = httpx.Client(timeout=300)  # one: to make another takes as long as some steps
 
 
-def measured(url: str) -> Row:
+def measured(url: str, clock: Clock) -> Row:
     """Everything that is measured there: steps, prefills, the mix."""
-    steps = [_step(url, batch, prompt) for batch in BATCHES for prompt in PROMPTS]
-    prefills = [_prefill(url, tokens) for tokens in (32, 128, 256, 512, 1024, 1536)]
+    steps = [_step(url, clock, batch, prompt) for batch in BATCHES for prompt in PROMPTS]
+    prefills = [_prefill(url, clock, tokens) for tokens in (32, 128, 256, 512, 1024, 1536)]
     jobs = mix()
     info = _CLIENT.get(f"{url}/server_info").json()
-    took = _seconds(url, jobs, IN_FLIGHT)
+    took = _seconds(url, clock, jobs)
     return {"sglang": info["version"], "steps": steps, "prefills": prefills, "mix_seconds": took}
 
 
-def _step(url: str, batch: int, prompt: int) -> Row:
+def _step(url: str, clock: Clock, batch: int, prompt: int) -> Row:
     """tokens: in the pool on average."""
-    took = [_seconds(url, [(prompt, 1 + STEPS)] * batch) - _seconds(url, [(prompt, 1)] * batch) for _ in range(TIMES)]
+    whole, first = [(prompt, 1 + STEPS)] * batch, [(prompt, 1)] * batch
+    took = [_seconds(url, clock, whole) - _seconds(url, clock, first) for _ in range(TIMES)]
     tokens = batch * (prompt + 1 + STEPS / 2)
     return {"batch": batch, "prompt": prompt, "tokens": tokens, "seconds": statistics.median(took) / STEPS}
 
 
-def _prefill(url: str, tokens: int) -> Row:
+def _prefill(url: str, clock: Clock, tokens: int) -> Row:
     """One prompt and its first token, alone."""
-    return {"tokens": tokens, "seconds": statistics.median(_seconds(url, [(tokens, 1)]) for _ in range(4 * TIMES))}
+    took = [_seconds(url, clock, [(tokens, 1)]) for _ in range(4 * TIMES)]
+    return {"tokens": tokens, "seconds": statistics.median(took)}
 
 
-def _seconds(url: str, jobs: Sequence[tuple[int, int]], in_flight: int = 0) -> float:
-    """Until all (prompt, answer) tokens are there, so many at a time (0: all); no two prompts begin alike."""
+def _seconds(url: str, clock: Clock, jobs: Sequence[tuple[int, int]]) -> float:
+    """Until all (prompt, answer) tokens are there. One request, so that they come together; no two begin alike."""
+    sampling = [{"max_new_tokens": answer, "ignore_eos": True, "temperature": 0.0} for _, answer in jobs]
+    ids = [[random.randint(10, 290) for _ in range(prompt)] for prompt, _ in jobs]
+    began = clock()
+    answers = _CLIENT.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}).json()
+    took = clock() - began
+    assert [one["meta_info"]["completion_tokens"] for one in answers] == [answer for _, answer in jobs]
+    return took
 
-    def ask(job: tuple[int, int]) -> None:
-        ids = [random.randint(10, 290) for _ in range(job[0])]
-        sampling = {"max_new_tokens": job[1], "ignore_eos": True, "temperature": 0.0}
-        answer = _CLIENT.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}).json()
-        assert answer["meta_info"]["completion_tokens"] == job[1], answer
 
-    with ThreadPoolExecutor(in_flight or len(jobs)) as pool:
-        began = time.perf_counter()
-        list(pool.map(ask, jobs))
-        return time.perf_counter() - began
+def _cpu_clock(pid: int) -> Clock:
+    """What all threads of a process have had of a CPU; Linux."""
+
+    def now() -> float:
+        stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        return sum(int(one.read_text().split()[0]) for one in stats) / 1e9
+
+    return now
 
 
 def mix() -> list[tuple[int, int]]:
@@ -105,20 +116,18 @@ def errors(found: Row, times: dict[str, float]) -> Iterator[tuple[str, float, fl
         yield f"step, {one['batch']} × {one['prompt']}", one["seconds"], (engine - first) / STEPS
     for one in found["prefills"]:
         yield f"prefill, {one['tokens']}", one["seconds"], played([(one["tokens"], 1)], times)
-    yield f"mix, {IN_FLIGHT} in flight", found["mix_seconds"], played(mix(), times, IN_FLIGHT)
+    yield f"mix, {MIX} requests", found["mix_seconds"], played(mix(), times)
 
 
-def played(jobs: Sequence[tuple[int, int]], times: dict[str, float], in_flight: int = 0) -> float:
+def played(jobs: Sequence[tuple[int, int]], times: dict[str, float]) -> float:
     """Seconds that the simulator's engine takes, with no clock."""
-    engine = Engine(EngineConfig(kv_tokens=16_384, max_running=16, **times))
-    waiting, now = iter(jobs), 0.0
-    for _, (prompt, answer) in zip(range(in_flight or len(jobs)), waiting, strict=False):
+    engine = Engine(EngineConfig(kv_tokens=KV_TOKENS, max_running=RUNNING, **times))
+    for prompt, answer in jobs:
         engine.submit(0.0, Request("", prompt, answer, answer))
+    now = 0.0
     while (event := engine.next_event()) is not None:
-        now = max(now, event)
-        for _ in engine.advance(now):
-            if job := next(waiting, None):
-                engine.submit(now, Request("", job[0], job[1], job[1]))
+        now = event
+        engine.advance(now)
     return now
 
 
@@ -126,10 +135,12 @@ def main() -> int:
     """Prints the table; the recorded figures go to --json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--pid", type=int)
     parser.add_argument("--json")
     words = parser.parse_args()
-    _seconds(words.endpoint, [(64, 8)] * max(BATCHES))
-    found = measured(words.endpoint)
+    clock = _cpu_clock(words.pid) if words.pid else time.perf_counter
+    _seconds(words.endpoint, clock, [(64, 8)] * max(BATCHES))
+    found = measured(words.endpoint, clock)
     found["times"] = fitted(found)
     for what, real, simulated in errors(found, found["times"]):
         print(f"{what:22} {real * 1000:10.2f} ms {simulated * 1000:10.2f} ms {100 * (simulated / real - 1):+6.1f} %")
