@@ -22,7 +22,8 @@ _REMEDY = {
     FaultKind.UNUSABLE_VERSION: "then repeat the command",
 }
 
-LOADING = "it is loading"
+LOADING, PAUSED = "it is loading", "it is paused, until somebody calls its /continue_generation"
+_PATIENT = {Readiness.LOADING: LOADING, Readiness.PAUSED: PAUSED}  # waited for, however long it takes
 Survey = dict[str, EndpointInfo | str]  # what it said of itself, or why it cannot be used yet
 
 
@@ -80,12 +81,12 @@ class _Surveyor:
         while True:
             try:
                 readiness = await self._client.is_ready(url)
-                (self._loading.add if readiness is Readiness.LOADING else self._loading.discard)(url)
-                if readiness is Readiness.LOADING:
-                    self._found[url] = LOADING
+                (self._loading.add if readiness in _PATIENT else self._loading.discard)(url)
+                if readiness in _PATIENT:
+                    self._found[url] = _PATIENT[readiness]
                 if readiness is Readiness.AWAY:
                     await self._client.info(url)  # the probe keeps the evidence to itself; this one tells it
-                else:  # also while it says that it loads: only a generation proves anything
+                else:  # also while it says that it is not ready: only a generation proves anything
                     await self._client.canary(url, self._sampling, vocab_size=self._vocab_size)
                     info = await self._client.info(url)
                     if sentence := info.drops(self._sampling):

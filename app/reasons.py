@@ -28,7 +28,7 @@ class Reason(StrEnum):
     BAD_TOOL_CALL = "bad_tool_call"  #: a tool call or tool list that is not valid JSON
     # render
     TEMPLATE_ERROR = "template_error"  #: the chat template refused the conversation
-    TOO_LONG = "too_long"  #: prompt + max_new_tokens is beyond every endpoint's context
+    TOO_LONG = "too_long"  #: prompt + max_new_tokens is beyond every endpoint's context, or its KV pool
     CONTROL_TOKENS = "control_tokens"  #: says control tokens that this tokenizer cannot write as text
     IDS_OUT_OF_VOCABULARY = "ids_out_of_vocabulary"  #: the tokenizer made an id the model does not have
     # generate

@@ -104,7 +104,7 @@ def allowance_of(num_prompt_tokens: int, run: RunManifest, wanted: int, fit_outp
     remedy = "" if room < 1 else f" (--fit-output would allow {room} new tokens)"
     raise Rejected(
         Reason.TOO_LONG,
-        f"{num_prompt_tokens} prompt tokens + {wanted} new ones are more than any endpoint's context takes{remedy}",
+        f"{num_prompt_tokens} prompt tokens + {wanted} new are more than any endpoint takes (context, KV pool){remedy}",
     )
 
 

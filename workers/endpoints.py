@@ -239,6 +239,8 @@ class Endpoints:
                 readiness = await self.readiness(url)
                 if readiness is Readiness.AWAY:
                     return Why.DIED, "it is away"
+                if readiness is Readiness.PAUSED:
+                    return Why.PAUSED, "it is paused"
                 if readiness is Readiness.DRAINING and not await self._lingers(url):
                     return Why.LEAVING, "it is leaving"
                 await self._canary(url, run)

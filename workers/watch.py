@@ -32,14 +32,18 @@ _LOST_MS = 5000
 #: Between two looks at /ready, which costs nothing; where only /health is there, it makes the server generate.
 _READY_SECONDS, _HEALTH_SECONDS = 2.0, 10.0
 _SLOW_SECONDS = 0.5
-_LEAVING = "it is leaving: it said that it was ready, and now that it is not; what runs there finishes"
+_GOODBYES = {
+    Readiness.DRAINING: (
+        Why.LEAVING, "it is leaving: it said that it was ready, and now that it is not; what runs there finishes"),
+    Readiness.PAUSED: (Why.PAUSED, "it is paused: what runs there waits until its /continue_generation is called"),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Watched:
     patience: Patience
     ready_at: float = 0.0  #: when to look at its readiness again
-    goodbyes: int = field(default=0)  #: looks in a row at which it was leaving
+    goodbyes: int = field(default=0)  #: looks in a row at which it was leaving or paused
 
 
 class Watch:
@@ -71,8 +75,10 @@ class Watch:
             self._courier.command("GET", names.lost),
         )
         breaker = self._endpoints.breaker(url)
-        self._give_up(url, breaker, float(rate or 0) * 1000, int(lost or 0))
-        if not leads or (breaker is not None and not requests):
+        paused = breaker is not None and breaker.why is Why.PAUSED  # silent on purpose, for as long as somebody wants
+        if not paused:
+            self._give_up(url, breaker, float(rate or 0) * 1000, int(lost or 0))
+        if not leads or paused or (breaker is not None and not requests):
             self._watched.pop(url, None)
             return
         watched = self._watched.setdefault(url, _Watched(Patience(float(silence or 0))))
@@ -97,17 +103,19 @@ class Watch:
             return None
 
     async def _heed_goodbye(self, url: str, watched: _Watched, breaker: Breaker | None) -> None:
-        """A server that was told to stop says so at once and twice, and goes on serving: it gets nothing new."""
+        """A server that was told to stop says so at once and twice, and goes on serving: it gets nothing new. Nor does
+        one that is paused."""
         now = time.monotonic()
         if breaker is not None or now < watched.ready_at:
             return
         readiness = await self._endpoints.readiness(url)
-        watched.goodbyes = watched.goodbyes + 1 if readiness is Readiness.DRAINING else 0
+        watched.goodbyes = watched.goodbyes + 1 if readiness in _GOODBYES else 0
         pause = _READY_SECONDS if time.monotonic() - now < _SLOW_SECONDS else _HEALTH_SECONDS
         watched.ready_at = now + (0.0 if watched.goodbyes == 1 else pause)
         if watched.goodbyes > 1:
             watched.goodbyes = 0
-            await self._endpoints.open(url, _LEAVING, why=Why.LEAVING)
+            why, sentence = _GOODBYES[readiness]
+            await self._endpoints.open(url, sentence, why=why)
 
     def _give_up(self, url: str, breaker: Breaker | None, tokens_per_second: float, lost_ms: int) -> None:
         """End our requests there of which nothing is to be expected."""

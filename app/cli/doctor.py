@@ -147,6 +147,7 @@ def _redis(url: str | None) -> Iterator[Finding]:
 
 def _endpoints(urls: Sequence[str], api_key: str | None):
     """A finding each; returns what those that answered say of themselves."""
+    from app.cli.prepare import small_pool
     from app.sglang.client import SGLangClient
     from app.sglang.faults import Fault
     from app.sglang.wire import EndpointInfo
@@ -178,7 +179,8 @@ def _endpoints(urls: Sequence[str], api_key: str | None):
         found.append(info)
         kv = f"{info.kv_tokens:,} KV tokens" if info.kv_tokens else "KV tokens not told (use --concurrency N)"
         context = f"context {info.context_length:,}" if info.context_length else "context not told"
-        yield Finding("endpoint", True, f"{url}: {info.model}, SGLang {info.version}, {kv}, {context}, generates")
+        yield Finding("endpoint", True, f"{url}: {info.model}, SGLang {info.version}, {kv}, {context}, generates",
+                      small_pool(info) or "")  # fmt: skip
     models = {info.model for info in found}
     if len(models) > 1:
         yield Finding("endpoints", False, f"they serve {len(models)} models", "one run needs one model")

@@ -26,6 +26,7 @@ from app.drift import allowed, drift, guarded, news, objection, requirements, un
 from app.errors import RecipeChanged, StorageError, UsageError
 from app.jsonl import first_and_last
 from app.manifest import (
+    CONTEXT_MARGIN_TOKENS,
     InputFile,
     Limits,
     Recipe,
@@ -36,7 +37,7 @@ from app.manifest import (
     write_run_file,
 )
 from app.offline.switch import finish_switch
-from app.preflight import LOADING, survey
+from app.preflight import LOADING, PAUSED, survey
 from app.rundir import RAW, RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, save_settings
@@ -314,6 +315,11 @@ def meet_endpoints(
         request_timeout_seconds=settings.request_timeout_seconds, stage_tokens=settings.stage_tokens,
         stop_ids=prepared.stop_ids,
     )  # fmt: skip
+    small = {url: info for url, info in infos.items() if small_pool(info)}
+    if small:
+        smallest = min(small, key=lambda url: small[url].usable_context)
+        others = f"; likewise {len(small) - 1} more" if len(small) > 1 else ""
+        say(f"{smallest}: {small_pool(small[smallest])}{others}")
     room = manifest.output_room(1)
     if room is not None and room < settings.max_new_tokens and not settings.fit_output:
         raise UsageError(
@@ -349,7 +355,8 @@ def _tell_redis(client: redis.Redis, manifest: RunManifest, found: dict) -> None
     for url, info in found.items():
         differs = None if isinstance(info, str) else objection(manifest.server, manifest.required, info.identity)
         if trouble := info if isinstance(info, str) else differs:
-            why = Why.UNAVAILABLE if info == LOADING else Why.DIFFERS if differs else Why.DIED
+            known = {LOADING: Why.UNAVAILABLE, PAUSED: Why.PAUSED, differs: Why.DIFFERS}
+            why = known.get(trouble, Why.DIED)
             call(client, *opening(url, why, trouble))
             log.warning("endpoint_open %s: %s", url, trouble)
         else:
@@ -412,6 +419,18 @@ def model_vocabulary(info: EndpointInfo) -> int | None:
         return None
     size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else None
+
+
+def small_pool(info: EndpointInfo) -> str | None:
+    """What a KV pool smaller than the context means for rows, in a sentence; None: it is large enough, or not told."""
+    context, usable = info.context_length, info.usable_context
+    if context is None or usable == context - info.reserved_tokens:
+        return None
+    return (
+        f"its KV pool ({info.max_total_num_tokens:,} tokens) is smaller than its context ({context:,}); it would cut "
+        f"answers short without a word, so rows that need more than {usable - CONTEXT_MARGIN_TOKENS:,} tokens (prompt "
+        "and --max-new-tokens) are not sent there: too_long if nobody has room, unless --fit-output"
+    )
 
 
 def padded(vocab_size: int) -> int:

@@ -23,7 +23,7 @@ from app.store.live import EndpointNow
 
 _DRAW_SECONDS = 1.0
 _AWAY = {
-    "unavailable": "unavailable", "leaving": "leaving", "differs": "held", "drained": "drained",
+    "unavailable": "unavailable", "leaving": "leaving", "paused": "paused", "differs": "held", "drained": "drained",
     "half-open": "on trial",
 }  # fmt: skip; everything else: away
 _LEAST_LINES = 4  # of datasets and of endpoints each, however low the terminal

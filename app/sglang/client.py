@@ -70,6 +70,7 @@ class SGLangClient:
     def __init__(self, api_key: SecretStr | Mapping[str, SecretStr] | None = None, *, keepalive_seconds: float = 2.0):
         self._api_key = api_key
         self._http = httpx.AsyncClient(transport=AiohttpTransport(keepalive_seconds), trust_env=False)
+        self._without_abort: set[str] = set()
         self._farewells: set[asyncio.Task[bool]] = set()  # aborts on their way; the loop itself keeps no hold of them
 
     def __repr__(self) -> str:
@@ -124,13 +125,20 @@ class SGLangClient:
             return generation(response.content, facts, vocab_size)
 
     async def abort(self, url: str, rid: str) -> bool:
-        """Tell a server to stop working on a request. False if it could not be told; that is logged, never raised."""
+        """Tell a server to stop working on a request. False if it could not be told; that is logged, never raised.
+
+        Where there is no such path (a router), our going has to be enough: said once for each endpoint.
+        """
         try:
             response = await self._request("POST", url, "/abort_request", {"rid": rid}, ABORT_SECONDS)
         except Fault as fault:
             _log.warning("abort_failed %s at %s: %s", rid, url, fault)
             return False
-        if response.status_code != 200:
+        if response.status_code in (404, 405):
+            if url not in self._without_abort:
+                self._without_abort.add(url)
+                _log.info("abort_unknown %s: what we give up there ends when its connection does", url)
+        elif response.status_code != 200:
             _log.warning("abort_failed %s at %s: HTTP %d", rid, url, response.status_code)
         return response.status_code == 200
 
@@ -159,14 +167,15 @@ class SGLangClient:
     async def is_ready(self, url: str, *, was_ready: bool = False) -> Readiness:
         """Evidence of a probe that costs the server nothing, or little. Raises Fault only if this machine is short.
 
-        was_ready: it has been ready and not away since, so that a 503 means that it leaves, not that it loads.
+        was_ready: it has been ready and not away since, so that a 503 means that it leaves, not that it loads. A paused
+        server is not ready, but well: /ping says so.
         """
         not_ready = Readiness.DRAINING if was_ready else Readiness.LOADING
         try:
-            response = await self._request("GET", url, "/ready", None, INFO_SECONDS)
+            response, path = await self._request("GET", url, "/ready", None, INFO_SECONDS), "/ready"
             started = time.monotonic()
             if response.status_code in _MISSING:
-                response = await self._request("GET", url, "/health", None, HEALTH_SECONDS)
+                response, path = await self._request("GET", url, "/health", None, HEALTH_SECONDS), "/health"
         except Fault as fault:
             if fault.kind is FaultKind.LOCAL_RESOURCES:
                 raise
@@ -174,7 +183,16 @@ class SGLangClient:
         if response.status_code == 200:
             return Readiness.READY
         at_once = time.monotonic() - started < _AT_ONCE_SECONDS
-        return not_ready if response.status_code == 503 and at_once else Readiness.UNKNOWN
+        if response.status_code != 503 or not at_once:
+            return Readiness.UNKNOWN
+        return Readiness.PAUSED if path == "/ready" and await self._is_well(url) else not_ready
+
+    async def _is_well(self, url: str) -> bool:
+        """Whether /ping, which heeds no pause, says 200. Only where there is /ready: without it (before 0.5.23) it always does."""  # noqa: E501
+        try:
+            return (await self._request("GET", url, "/ping", None, INFO_SECONDS)).status_code == 200
+        except Fault:
+            return False
 
     async def canary(
         self, url: str, sampling: JSONObject, *, vocab_size: int | None = None, timeout_seconds: float = CANARY_SECONDS

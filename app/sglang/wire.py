@@ -27,6 +27,7 @@ class Readiness(StrEnum):
     READY = "ready"
     LOADING = "loading"
     DRAINING = "draining"
+    PAUSED = "paused"  #: somebody called /pause_generation; what runs there waits
     AWAY = "away"
     UNKNOWN = "unknown"  #: no evidence either way: the probe took long, which a long prefill is reason enough for
 
@@ -45,6 +46,7 @@ class EndpointInfo:
     skip_tokenizer_init: bool | None = None  #: True: answers hold no text, and stop strings are refused
     context_length: int | None = None  #: prompt and answer together
     max_total_num_tokens: int | None = None  #: KV slots of one data-parallel rank
+    page_size: int | None = None  #: slots of the pool that are given out together
     max_req_input_len: int | None = None  #: longest prompt that the KV pool lets in
     max_running_requests: int | None = None  #: over all data-parallel ranks
     max_queued_requests: int | None = None  #: None also if there is no limit
@@ -94,8 +96,15 @@ class EndpointInfo:
 
     @property
     def usable_context(self) -> int | None:
-        """The context that prompt and answer can use together."""
-        return None if self.context_length is None else self.context_length - self.reserved_tokens
+        """What prompt and answer can use together: the context, or the KV pool of a rank where that is smaller."""
+        sizes = [size for size in (self.context_length, self._pool_context) if size is not None]
+        return min(sizes) - self.reserved_tokens if sizes else None
+
+    @property
+    def _pool_context(self) -> int | None:
+        """The pool, without what is lost to begun pages of a prompt and an answer."""
+        pool = self.max_total_num_tokens
+        return None if pool is None else max(0, pool - 2 * ((self.page_size or 1) - 1))
 
 
 #: Seen at sglang-router 0.3.2. It drops `spaces_between_special_tokens`, too, which touches no id.

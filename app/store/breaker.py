@@ -27,6 +27,7 @@ class Why(StrEnum):
     STALLED = "stalled"  #: sockets open, nothing comes back; requests there are taken back
     UNAVAILABLE = "unavailable"  #: loading, or a router with nobody behind it: pressure, no death
     LEAVING = "leaving"  #: told to stop; what runs there finishes
+    PAUSED = "paused"  #: by somebody's /pause_generation; what runs there waits for its end
     DIFFERS = "differs"  #: serves something else than the run was started with
     DRAINED = "drained"  #: drained by a person, until a person ends it
 

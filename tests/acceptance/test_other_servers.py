@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
-from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, run, verified
+from tests.acceptance.harness import DEMO, IDS, TOKENIZER, headrace, run, status, verified
 from tests.belt import until
 
 pytestmark = pytest.mark.timeout(300)  # real processes, on a machine that may be busy
@@ -48,6 +48,20 @@ def test_another_model_in_mid_run_ends_it_with_exit_6_and_nothing_of_it_in_the_f
         assert "simulated/teacher → simulated/student" in again.stderr
     assert {line["model"] for line in raw(out)} == {STEADY.model_path}
     assert 10 < len(raw(out)) < 60
+    assert verified(out)
+
+
+@pytest.mark.long
+def test_a_pool_smaller_than_the_context_is_told_and_rows_beyond_it_are_not_sent(tmp_path):
+    """It would cut their answers short without a word; four of these prompts have 94 to 141 tokens."""
+    out = tmp_path / "out"
+    with running_simulator(replace(STEADY, max_total_num_tokens=150, step_seconds=0.001)) as one:
+        done = headrace("run", "--out", out, *words(one.url, limit=20))
+    assert done.returncode == 5, done.stderr
+    assert f"{one.url}: its KV pool (150 tokens) is smaller than its context (32,768)" in done.stderr
+    assert max(line["num_prompt_tokens"] for line in raw(out)) + 64 <= 148
+    assert all(line["finish_reason"] == "stop" or line["num_output_tokens"] == 64 for line in raw(out))
+    assert status(out)["totals"]["rejected_by_reason"] == {"too_long": 4}
     assert verified(out)
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from app.sglang.client import SGLangClient
@@ -149,6 +150,22 @@ def test_a_rows_400_and_a_full_queue_never_open_it(endpoint, redis_client, redis
 
     play(endpoint, redis_url, story)
     assert breaker(redis_client, endpoint) is None
+
+
+def test_a_paused_endpoint_is_no_death(endpoint, redis_client, redis_url):
+    """No canary is sent into its queue; the reason is its own."""
+    log = ChangeLog(redis_client)
+
+    async def story(both: Pair) -> None:
+        await asyncio.to_thread(httpx.post, f"{endpoint.url}/pause_generation", json={})
+        sent = endpoint.stats()["requests"]
+        assert await both.fail(FaultKind.DISCONNECTED, times=1) == [False] * 2
+        assert breaker(redis_client, endpoint).why is Why.PAUSED
+        assert endpoint.stats()["requests"] == sent
+        await asyncio.to_thread(httpx.post, f"{endpoint.url}/continue_generation")
+
+    play(endpoint, redis_url, story)
+    assert list(log.new()) == []
 
 
 @pytest.mark.parametrize("health", [{"health": "slow", "health_slow_seconds": 20.0}, {"health": "bad"}])

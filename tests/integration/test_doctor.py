@@ -37,6 +37,13 @@ def test_everything_in_order_is_told_with_its_figures(redis_url, demo_tokenizer,
     assert not (tmp_path / "new").exists()
 
 
+def test_a_pool_smaller_than_the_context_is_told_with_what_it_means_for_rows():
+    with running_simulator(SimulatorConfig(max_total_num_tokens=1000, context_length=2048)) as server:
+        code, found = examined("--endpoint", server.url)
+    assert code == OK
+    assert "rows that need more than 998 tokens" in found["endpoint"]["remedy"]
+
+
 def test_endpoints_of_two_models_are_a_fault():
     first, second = (running_simulator(SimulatorConfig(model_path=name)) for name in ("a", "b"))
     with first as one, second as two:

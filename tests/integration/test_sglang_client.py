@@ -233,11 +233,24 @@ def test_a_second_cancellation_ends_the_wait_but_not_the_abort():
 
 
 def test_an_abort_that_nobody_takes_is_logged_and_raises_nothing(caplog):
-    """Routers without /abort_request: the failure is said, with no key in it."""
-    told = run({}, lambda client, url: client.abort(url, "r9"), api_key=SecretStr("hunter2"))
+    """The failure is said, with no key in it."""
+    broken = {"/abort_request": says("", 500)}
+    told = run(broken, lambda client, url: client.abort(url, "r9"), api_key=SecretStr("hunter2"))
     assert told is False
     assert "abort_failed r9" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def test_that_a_router_has_no_abort_is_said_once_and_is_no_failure(caplog):
+    """A run with many give-ups behind it fills no log."""
+    caplog.set_level("INFO")
+
+    async def many(client: SGLangClient, url: str) -> list[bool]:
+        return [await client.abort(url, f"r{number}") for number in range(3)]
+
+    assert run({}, many) == [False] * 3
+    assert caplog.text.count("abort_unknown") == 1
+    assert "abort_failed" not in caplog.text
 
 
 def test_an_api_key_is_sent_where_it_belongs_and_shown_nowhere(caplog):
@@ -330,15 +343,19 @@ def test_loads_come_from_whichever_path_there_is():
         ({"/ready": says("")}, False, Readiness.READY),
         ({"/ready": says("", 503)}, False, Readiness.LOADING),
         ({"/ready": says("", 503)}, True, Readiness.DRAINING),
+        ({"/ready": says("", 503), "/ping": says("", 503)}, True, Readiness.DRAINING),
+        ({"/ready": says("", 503), "/ping": says("")}, True, Readiness.PAUSED),
+        ({"/ready": says("", 503), "/ping": says("")}, False, Readiness.PAUSED),
         ({"/health": says("")}, False, Readiness.READY),
         ({"/health": says("", 503)}, False, Readiness.LOADING),
         ({"/health": says("", 503)}, True, Readiness.DRAINING),
+        ({"/health": says("", 503), "/ping": says("")}, True, Readiness.DRAINING),  # before 0.5.23 it says 200 always
         ({"/ready": says("", 500)}, True, Readiness.UNKNOWN),
         ({}, True, Readiness.UNKNOWN),
     ],
 )
 def test_readiness_is_evidence_from_ready_or_health(routes, was_ready, expected):
-    """503 means that it loads, or, if it was ready, that it leaves; anything odd proves nothing."""
+    """503: it loads, or, once ready, leaves; with /ping well it is paused. Anything odd proves nothing."""
     assert run(routes, lambda client, url: client.is_ready(url, was_ready=was_ready)) is expected
 
 

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 
+import httpx
 import orjson
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.breaker import Why, parse_breaker
-from app.store.keys import EndpointKeys, RunKeys
+from app.store.keys import CHANGES, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 from tests.belt import ROOT, manifest, published, put, until, worker
 from workers.patience import LEAST_SECONDS, TIMES
@@ -94,3 +95,23 @@ def test_a_server_that_was_told_to_stop_gets_nothing_new_and_finishes_what_it_ha
             until(lambda: leaving.stats()["running"] == 0, what="all answered there")
             assert leaving.stats()["requests"] == asked
             assert leaving.stats()["aborted"] == 0
+
+
+@pytest.mark.long
+def test_a_paused_server_is_waited_for_however_long_and_is_no_loss(redis_client, redis_url, tmp_path):
+    """Longer than a silence is borne, and than a server that lies is believed: still paused, nothing taken back."""
+    with running_simulator(SimulatorConfig(**STEADY)) as paused, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(paused.url, concurrency=8), 200)
+        until(lambda: redis_client.xlen(KEYS.responses) > 30, what="work there")
+        httpx.post(f"{paused.url}/pause_generation", json={"mode": "in_place"}).raise_for_status()
+        until(lambda: breaker(redis_client, paused.url), 15, "the pause is heeded")
+        asked = paused.stats()["requests"]
+        time.sleep(LEAST_SECONDS + 10)
+        assert breaker(redis_client, paused.url).why is Why.PAUSED
+        assert paused.stats()["requests"] == asked
+        httpx.post(f"{paused.url}/continue_generation").raise_for_status()
+        until(lambda: redis_client.xlen(KEYS.responses) == 200, 60, "all answers")
+        assert breaker(redis_client, paused.url) is None
+        assert paused.stats()["aborted"] == 0
+    assert {record["attempt"] for record in published(redis_client)} == {1}
+    assert redis_client.xlen(CHANGES) == 0

@@ -68,6 +68,7 @@ def test_a_pause_is_waited_out(words, target, tmp_path, mode):
         try:
             time.sleep(8)  # what is in flight has settled, and the server was looked at some times
             assert started.process.poll() is None
+            assert "it is paused" in started.text()
         finally:
             assert post(target.url, "/continue_generation", {}, target.key).status_code == 200
         assert finished(started), started.text()

@@ -14,6 +14,7 @@ from app.sglang.sampling import sampling_body
 from app.tokenization import Renderer, RenderOptions
 from producers.shapes import conversation_of
 from tests.acceptance.harness import DEMO, headrace, run, status, verified
+from tests.belt import until
 from tests.real.runs import finished, raw
 from tests.real.server import get, metric, post
 
@@ -99,11 +100,11 @@ def test_a_pool_that_overflows_loses_nothing(small, run_words, tmp_path, monkeyp
     """Strangers make it retract; answers that were pushed out and came back are whole, without a server's text."""
     monkeypatch.setenv("HEADRACE_API_KEY", KEY)
     out = tmp_path / "out"
-    with strangers(small.url, 4, tokens=250, key=KEY):
+    with strangers(small.url, 2, tokens=250, key=KEY, together=4):
         words = run_words(DEMO / "gsm8k.jsonl", urls=(small.url,), max_new_tokens=120)
         with run(out, *words, "--limit", 20) as started:
             assert finished(started), started.text()
-        assert metric(small.url, "sglang:num_retracted_requests_total") > 0
+        until(lambda: metric(small.url, "sglang:num_retracted_requests_total") > 0, 120, what="retractions")
     lines = raw(out)
     assert len(lines) == 20
     assert {line["text"] for line in lines} == {""}
@@ -122,6 +123,23 @@ def test_a_prompt_larger_than_the_pool_is_rejected_before_it_is_sent(small, run_
     assert rejected.pop("too_long") == 2
     assert set(rejected) <= {"empty_output"}
     assert {line["source_id"] for line in raw(out)} == {"900", "993"}
+
+
+def test_a_run_takes_rows_up_to_what_the_pool_answers_in_full(small, run_words, tmp_path, monkeypatch):
+    """The pool cuts short without a word, and not even with a 400: rows that need more than 998 are rejected."""
+    monkeypatch.setenv("HEADRACE_API_KEY", KEY)
+    body = {"input_ids": [300] * (1000 - NEW - 1), "sampling_params": {**WHOLE, "max_new_tokens": NEW}}
+    assert post(small.url, "/generate", body, KEY).json()["meta_info"]["completion_tokens"] == NEW - 1
+    file = tmp_path / "pool.jsonl"
+    write_rows(file, small.model, {f"{below} below": 1000 - NEW - below for below in (3, 2, 1, 0, -20)})
+    out = tmp_path / "out"
+    words = run_words(file, urls=(small.url,), max_new_tokens=NEW)
+    with run(out, *words, "--sampling", json.dumps(WHOLE)) as started:
+        assert started.wait(300) == 5, started.text()
+        assert "its KV pool (1,000 tokens) is smaller than its context (2,048)" in started.text()
+    assert {line["source_id"]: line["num_output_tokens"] for line in raw(out)} == {"3 below": NEW, "2 below": NEW}
+    assert status(out)["totals"]["rejected_by_reason"] == {"too_long": 3}
+    assert verified(out)
 
 
 @pytest.mark.parametrize("key", ["", "another-key"])
@@ -152,12 +170,14 @@ def test_of_two_models_only_the_runs_own_is_used(small, run_words, target, tmp_p
 
 
 @contextmanager
-def strangers(url, count, *, tokens, key=""):
-    """So many clients that are not ours ask one thing after the other."""
+def strangers(url, count, *, tokens, key="", together=1):
+    """So many clients that are not ours ask one thing after the other; together: prompts that come at once, and grow
+    in step, however busy this machine is."""
     over = threading.Event()
 
     def ask(number):
-        body = {"input_ids": [400 + number] * 40, "sampling_params": {**WHOLE, "max_new_tokens": tokens}}
+        prompts = [[400 + 8 * number + one] * 40 for one in range(together)]
+        body = {"input_ids": prompts, "sampling_params": {**WHOLE, "max_new_tokens": tokens}}
         while not over.is_set():
             if post(url, "/generate", body, key).status_code == 503:
                 over.wait(0.2)

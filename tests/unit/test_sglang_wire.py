@@ -90,6 +90,13 @@ def test_speculative_decoding_takes_its_slots_from_the_context():
     assert info.usable_context == 2048 - 12
 
 
+@pytest.mark.parametrize(("page", "usable"), [(None, 1000), (1, 1000), (64, 1000 - 126)])
+def test_a_pool_smaller_than_the_context_limits_prompt_and_answer(page, usable):
+    """Of one rank; pages that a prompt and an answer begin are lost to others."""
+    info = info_of("0.5.23", max_total_num_tokens=1000, page_size=page, dp_size=2)
+    assert (info.usable_context, info.context_length, info.kv_tokens) == (usable, 2048, 2000)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"dtype": "float16"}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e5m2"}, {"revision": "abc"},

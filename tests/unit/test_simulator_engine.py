@@ -1,12 +1,18 @@
 """The simulated scheduler keeps SGLang's arithmetic; all without a clock."""
 
+import json
 import random
+import statistics
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.sglang.simulator.engine import CLIP_TOKENS, END_RATIO, Engine, EngineConfig, Request
+from tests.belt import ROOT
+from tests.real.timing import errors, fitted
+
+DATA = ROOT / "tests" / "data" / "sglang"
 
 
 def play(engine: Engine, now: float = 0.0) -> tuple[list[Request], float]:
@@ -82,6 +88,17 @@ def test_its_throughput_is_that_of_an_h200(conservativeness, tokens_per_second, 
     assert engine.counters.generated_tokens / now == pytest.approx(tokens_per_second, rel=0.06)
     assert area / crowded == pytest.approx(running, rel=0.06)
     assert used / crowded / 120_000 == pytest.approx(use, rel=0.06)
+
+
+def test_fitted_to_a_real_server_on_a_cpu_it_takes_as_long():
+    """Steps and prefills of SGLang 0.5.23 (docs/evidence/real-sglang.md), and a crowd that it was not fitted to."""
+    found = json.loads((DATA / "timing_cpu_0.5.23.json").read_text())
+    times = fitted(found)
+    assert times == pytest.approx(found["times"])
+    off = {what: abs(simulated / real - 1) for what, real, simulated in errors(found, times)}
+    assert max(off.values()) < 0.25
+    assert statistics.mean(off.values()) < 0.08
+    assert off["mix, 48 requests"] < 0.15
 
 
 def test_idle_jumps_need_few_events():

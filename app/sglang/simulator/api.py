@@ -65,10 +65,10 @@ class Api:
             "/abort_request": {"POST": self._abort_request},
             "/pause_generation": {"POST": self._pause}, "/continue_generation": {"POST": self._continue},
             "/update_weight_version": {"POST": self._rename_weights},
-            "/health": health, "/health_generate": health, "/ready": {"GET": self._ready},
+            "/health": health, "/health_generate": health, "/ready": {"GET": self._ready}, "/ping": {"GET": self._ping},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
-            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, time.time())),
+            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, self._told_at())),
             "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
@@ -83,7 +83,8 @@ class Api:
 
         card = {"id": self.service.model.name, "object": "model", "owned_by": "local"}
         return {
-            "/model_info": {}, "/server_info": {}, "/v1/loads": {}, "/ready": {}, "/metrics": {}, "/abort_request": {},
+            "/model_info": {}, "/server_info": {}, "/v1/loads": {}, "/ready": {}, "/ping": {}, "/metrics": {},
+            "/abort_request": {},
             "/get_server_info": _get(lambda: {"router_manager": True, "routers_count": 1, "workers_count": 1}),
             "/v1/models": _get(lambda: {"object": "list", "data": [card]}), "/v1/tokenize": {"POST": no_messages},
         }  # fmt: skip
@@ -272,11 +273,20 @@ class Api:
         return web.Response(status=503 if paused else 200, headers=HEADERS)
 
     async def _ready(self, _: web.BaseRequest) -> web.Response:
-        mode = self.service.faults.health
-        bad = mode != "ok" and (
-            mode == "bad" or self.service.draining or self.service.loading or self.service.paused
-        )
+        bad = self._is_unwell() or (self.service.paused and self.service.faults.health != "ok")
         return web.Response(status=503 if bad else 200, headers=HEADERS)
+
+    async def _ping(self, _: web.BaseRequest) -> web.Response:
+        return web.Response(status=503 if self._is_unwell() else 200, headers=HEADERS)
+
+    def _told_at(self) -> float:
+        """Unix time of its figures; a paused scheduler writes none."""
+        return self.service.wall(self.service.now())
+
+    def _is_unwell(self) -> bool:
+        """Whether it loads or leaves, or is made to say so."""
+        mode = self.service.faults.health
+        return mode != "ok" and (mode == "bad" or self.service.draining or self.service.loading)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(text=bodies.metrics(self.config, self.service.engine_now, self.service.model.name),

@@ -51,6 +51,7 @@ class SimulatorConfig:
     step_seconds: float = 0.0026  #: a decode step, before ...
     step_seconds_per_request: float = 0.0  #: ... this for each running request ...
     step_seconds_per_token: float = 42e-9  #: ... and this for each token in the pool
+    prefill_seconds: float = 0.0  #: a prefill of some prompts together, before its tokens
     prefill_tokens_per_second: float = 95_000.0
     speed: float = 1.0
     instant: bool = False  #: answer at once: no queue, no pool, no time

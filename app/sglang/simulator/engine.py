@@ -63,6 +63,7 @@ class EngineConfig:
     step_seconds: float = 0.0026
     step_seconds_per_request: float = 0.0
     step_seconds_per_token: float = 42e-9
+    prefill_seconds: float = 0.0
     prefill_tokens_per_second: float = 95_000.0
     prefix_cache: bool = False  #: what ended stays in the free part of the pool, the eldest is pushed out first
 
@@ -275,7 +276,7 @@ class Engine:
     def _prefill(self, batch: list[Request]) -> None:
         start = self.clock
         tokens = sum(r.prompt_tokens + r.made - self._cached.pop(r.after, 0) for r in batch)
-        self.clock += tokens / self.config.prefill_tokens_per_second * self.slow
+        self.clock += (self.config.prefill_seconds + tokens / self.config.prefill_tokens_per_second) * self.slow
         for request in batch:
             if not request.prefilled:
                 request.admitted, request.prefilled = start, self.clock

@@ -230,7 +230,7 @@ class Service:
             conservativeness=config.schedule_conservativeness, retraction=config.retraction_policy,
             step_seconds=config.step_seconds, step_seconds_per_request=config.step_seconds_per_request,
             step_seconds_per_token=config.step_seconds_per_token,
-            prefill_tokens_per_second=config.prefill_tokens_per_second,
+            prefill_seconds=config.prefill_seconds, prefill_tokens_per_second=config.prefill_tokens_per_second,
         ))  # fmt: skip
         engine.clock, engine.slow = self.now(), self.faults.slow
         return engine
