@@ -8,6 +8,7 @@ mended by whoever starts next (app/offline/torn.py).
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -86,14 +87,12 @@ def place_of(record: ResponseRecord | None) -> Place | None:
 
 def group_at(path: Path, offset: int) -> list[ResponseRecord]:
     """The raw lines of the completion whose first one starts at `offset`. Raises StorageError if they are not there."""
-    for records, order in grouped(map(_record, (line.raw for line in iterate(path, offset))), place_of):
+    readable = takewhile(lambda record: record is not None, (_record(line.raw) for line in iterate(path, offset)))
+    for records, order in grouped(readable, place_of):
         if order is Order.WHOLE:
             return records
         break
-    raise StorageError(
-        f"{path}: no whole answer at byte {offset:,}; the file was changed from outside. Stop, take out the line that "
-        "`headrace verify` names, and give the same command again."
-    )
+    raise StorageError(f"{path}: no whole answer at byte {offset:,}; the file was changed from outside")
 
 
 def end_of_groups(path: Path, end: int) -> int:

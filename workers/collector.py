@@ -21,7 +21,7 @@ from app.errors import StorageError
 from app.groups import end_of_groups, group_at
 from app.jsonl import Appender
 from app.ledger import Committed, Ledger, State
-from app.offline.torn import are_torn, mend
+from app.offline.torn import are_torn, mend, set_unreadable_aside
 from app.packing import decompress
 from app.records import RejectedRecord, ResponseRecord, line_of
 from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
@@ -68,11 +68,26 @@ class Collector:
         self.close()
 
     def _mend_if_dirty(self) -> None:
-        """Bring files and ledger together after whatever happened: cut torn tails, index, derive what is missing."""
+        """Bring files and ledger together after whatever happened: cut torn tails, index, derive what is missing.
+
+        Where a response is not there the files are read anew; one that then still cannot be read was damaged before a
+        sample was made of it: set aside, and generated again.
+        """
         if not self._dirty:
             return
         if not self._rundir.private.is_dir():  # opening the files would begin a second set of them at the old place
             raise StorageError(f"{self._rundir.out} was moved or removed; put it back")
+        if missed := self._index_and_derive():
+            self._ledger.read_anew(missed)
+            for dataset, offsets in self._index_and_derive().items():
+                self._close_files()
+                set_unreadable_aside(self._rundir, dataset, offsets)
+                log.warning("responses_set_aside %d of %s cannot be read: made again", len(offsets), dataset)
+            self._ledger.catch_up()
+        self._dirty = False
+
+    def _index_and_derive(self) -> dict[str, set[int]]:
+        """Returns where responses begin that cannot be read, per dataset."""
         self._close_files()
         self._ledger.catch_up(self._rundir)  # before anything is cut: what is cut now was never read
         if are_torn(self._rundir, self._ledger):
@@ -82,20 +97,16 @@ class Collector:
                 if self._rundir.file(dataset, name).exists():
                     self._file(dataset, name)
         self._ledger.catch_up()
+        unreadable: dict[str, set[int]] = defaultdict(set)
         for places in _in_chunks(list(self._ledger.underived()), _MOST_ENTRIES):
             batch = _Batch(self._filters)
             for dataset, offset in places:
-                batch.derive(self._group_at(dataset, offset), offset)
+                try:
+                    batch.derive(group_at(self._rundir.file(dataset, RAW), offset), offset)
+                except StorageError:
+                    unreadable[dataset].add(offset)
             self._write_derived(batch)
-        self._dirty = False
-
-    def _group_at(self, dataset: str, offset: int) -> list[ResponseRecord]:
-        """The raw lines of a completion. If they are not there, the next try reads the files anew."""
-        try:
-            return group_at(self._rundir.file(dataset, RAW), offset)
-        except StorageError:
-            self._ledger.read_anew([dataset])
-            raise
+        return unreadable
 
     def close(self) -> None:
         """Close files and ledger."""

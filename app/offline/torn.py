@@ -99,6 +99,16 @@ def mend(rundir: RunDir) -> Mended:
     return done
 
 
+def set_unreadable_aside(rundir: RunDir, dataset: str, offsets: set[int]) -> None:
+    """Completions whose raw lines begin at these bytes are made again, as a whole. For the writer of the files."""
+    with Switch(rundir) as switch, HashSet() as chosen:
+        for line in iterate(rundir.file(dataset, RAW)):
+            if line.offset in offsets and (fact := fact_of(dataset, RAW, line.raw, line.offset)):
+                chosen.add(slot_of(fact.row_id, fact.completion_index))
+        move(rundir, dataset, chosen, switch)
+        switch.commit()
+
+
 def _mend_responses(rundir: RunDir, dataset: str, chosen: HashSet, switch: Switch, done: Mended) -> None:
     """Those that are not all there go; if there are none, the others are put in order."""
     with Scratch(_SCHEMA) as lines:

@@ -14,7 +14,7 @@ from app.offline.switch import alone
 from app.packing import compress
 from app.reasons import Reason
 from app.records import RejectedRecord, ResponseRecord, completion_id, line_of
-from app.rundir import RAW, REJECTED, TOKENIZED, RunDir
+from app.rundir import RAW, REJECTED, SUPERSEDED, TOKENIZED, RunDir
 from app.samples import SampleFilters
 from app.store import scripts
 from app.store.keys import DEATHS, EndpointKeys, RunKeys
@@ -125,6 +125,26 @@ def test_a_raw_line_without_sample_gets_its_sample_at_the_next_start(rundir, red
     publish(redis_client, response(1))
     collect(rundir, redis_client)
     assert len(lines(rundir, RAW)) == len(lines(rundir, TOKENIZED)) == 1
+
+
+@pytest.mark.parametrize("damage", [b'"output_ids":"12"', b'"output_ids":[7,'])
+def test_a_damaged_response_without_sample_is_set_aside_and_the_others_go_on(rundir, redis_client, damage):
+    """It is pending again, stands in superseded.jsonl, and holds nobody up."""
+    publish(redis_client, *map(response, (1, 2, 3)))
+    collect(rundir, redis_client)
+    path = rundir.file("d", RAW)
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(b'"output_ids":[7,8,9]', damage) + third)
+    rundir.file("d", TOKENIZED).unlink()
+    publish(redis_client, response(4))
+    collect(rundir, redis_client)
+    assert [line["row_number"] for line in lines(rundir, RAW)] == [1, 3, 4]
+    assert len(lines(rundir, TOKENIZED)) == 3
+    assert damage in rundir.file("d", SUPERSEDED).read_bytes()
+    publish(redis_client, response(2))
+    collect(rundir, redis_client)
+    assert [line["row_number"] for line in lines(rundir, RAW)] == [1, 3, 4, 2]
+    assert len(lines(rundir, TOKENIZED)) == 4
 
 
 def test_a_lost_ledger_is_rebuilt_and_nothing_is_written_twice(rundir, redis_client):
