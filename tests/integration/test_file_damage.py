@@ -67,6 +67,15 @@ def spoil(*names: str, nul: bool = False) -> Callable[[RunDir], None]:
     return do
 
 
+def unread(rundir: RunDir) -> None:
+    raw, samples = (rundir.file("chat", name) for name in (RAW, TOKENIZED))
+    lines = raw.read_bytes().splitlines(keepends=True)
+    lines[1] = re.sub(rb'"output_ids":\[[0-9,]*\]', b'"output_ids":"7"', lines[1])
+    raw.write_bytes(b"".join(lines))
+    lines = samples.read_bytes().splitlines(keepends=True)
+    samples.write_bytes(b"".join([lines[0], *lines[2:]]))
+
+
 def delete(name: str) -> Callable[[RunDir], None]:
     """A file is gone."""
     return lambda rundir: rundir.file("chat", name).unlink()
@@ -112,6 +121,7 @@ DAMAGE: dict[str, Callable[[RunDir], object]] = {
     "a sample in the middle is garbage": spoil(TOKENIZED),
     "a raw line in the middle is garbage": spoil(RAW),
     "a raw line and its sample are NULs": spoil(RAW, TOKENIZED, nul=True),
+    "a raw line whose sample is gone has text for token ids": unread,
     "raw_responses.jsonl is deleted": delete(RAW),
     "tokenized_data.jsonl is deleted": delete(TOKENIZED),
     "rejected.jsonl is deleted": delete(REJECTED),
