@@ -12,7 +12,7 @@ demo: setup  ## run the main job on bundled prompts against simulated servers (n
 test: $(VENV)/.dev-installed  ## everything CI runs
 	$(BIN)/ruff check
 	$(BIN)/pyrefly check --min-severity error
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-long: $(VENV)/.dev-installed  ## what is too slow for every run, about ten minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long

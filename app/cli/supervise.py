@@ -209,7 +209,7 @@ class Supervisor:
         except AWAY:
             return None
         age = time.monotonic() - self._started
-        if now.report is not None and now.at - now.report.since > age + _BEFORE_SECONDS:
+        if now is not None and now.report is not None and now.at - now.report.since > age + _BEFORE_SECONDS:
             return replace(now, report=None)  # what the collector of an earlier start said last
         return now
 

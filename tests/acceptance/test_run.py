@@ -75,6 +75,7 @@ def test_mixed_files_run_once_and_again_sends_nothing(two_endpoints, tmp_path):
     assert [endpoint.stats()["requests"] for endpoint in two_endpoints] == before
 
 
+@pytest.mark.long
 def test_a_dataset_added_to_a_complete_run_is_run(two_endpoints, tmp_path):
     """Whether the command names the first one again or not."""
     out = tmp_path / "out"
@@ -96,8 +97,7 @@ def test_a_dataset_added_to_a_complete_run_is_run(two_endpoints, tmp_path):
 
 @pytest.mark.parametrize(
     "victim",
-    [("worker",), ("collect",), pytest.param(("produce",), marks=pytest.mark.long),
-     pytest.param(("valkey-server",), marks=pytest.mark.long)],
+    [("worker",), *(pytest.param((name,), marks=pytest.mark.long) for name in ("collect", "produce", "valkey-server"))],
     ids=["worker", "collect", "produce", "valkey-server"],
 )  # fmt: skip
 def test_a_killed_process_is_replaced_and_nothing_is_lost(victim, two_endpoints, undisturbed, tmp_path):
@@ -129,6 +129,7 @@ def test_a_redis_that_cannot_start_is_tried_again(two_endpoints, undisturbed, tm
     assert_whole(out, undisturbed)
 
 
+@pytest.mark.long  # the seeds of tests/chaos do it, too
 def test_everything_killed_at_once_resumes(two_endpoints, undisturbed, tmp_path):
     """SIGKILL of the whole run, twice; then the same command completes it."""
     out = tmp_path / "out"

@@ -27,7 +27,7 @@ def deadly(**more) -> SimulatorConfig:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_client, redis_url, tmp_path, workers):
     """Nothing tuned: no crash, the pool two thirds used at its peak at least, all lengths learned by the end."""
     with running_simulator(deadly()) as endpoint, contextlib.ExitStack() as stack:
