@@ -66,6 +66,8 @@ async def generate(context: WorkerContext, run_id: str, dataset: str, key: str) 
         story.past.suspicion = parse_suspicion(rest[1])
         return await story.tell()
     except BaseException:
+        if work.lease is not None:  # at whatever step it ended, also with the answer in hand
+            context.admission.release(work.lease)
         await asyncio.shield(_hand_back(context, keys, claim))
         raise
     finally:
@@ -106,9 +108,6 @@ class _Story:
                 generation, info = await self._request(lease, ask)
             except Fault as fault:
                 decision = await self._after(fault, lease, attempts, started)
-            except BaseException:
-                self._let_go()
-                raise
             else:
                 crash_point("request_answered")
                 self.context.endpoints.served(lease.url)

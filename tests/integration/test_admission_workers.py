@@ -9,11 +9,15 @@ import pytest
 from app.capacity.share import parse_share
 from app.sglang.client import SGLangClient, new_rid
 from app.sglang.faults import Fault
-from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.sglang.simulator import RunningSimulator, SimulatorConfig, running_simulator
 from app.sglang.simulator.faults import Faults
-from app.store.keys import CELERY_PREFIX, EXPECTED, EndpointKeys, RunKeys
+from app.store.keys import CELERY_PREFIX, EPOCH, EXPECTED, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 from tests.belt import manifest, put, until, worker
+from tests.own_redis import OwnRedis
+from workers.context import WorkerContext, WorkerSettings
+from workers.generate import generate
+from workers.holdings import Lease
 
 KEYS = RunKeys("run1")
 KV_TOKENS = 40_000
@@ -126,3 +130,32 @@ def test_after_a_loss_of_redis_the_endpoint_s_own_figure_is_the_floor_of_what_is
     assert stats["retractions"] == 0
     assert 0.85 * KV_TOKENS < stats["peak_used_tokens"] <= KV_TOKENS
     assert stats["peak_running"] > 20
+
+
+def test_a_task_that_is_cancelled_with_its_answer_in_hand_keeps_no_lease(tmp_path):
+    """The answer is there, Redis is away, and the claim is somebody else's when it is back: nothing is held here."""
+
+    async def answered_and_cancelled(box: OwnRedis, endpoint: RunningSimulator, key: str) -> dict[str, Lease]:
+        context = WorkerContext(WorkerSettings(box.url, "w1@host"))
+        await context.start()
+        try:
+            task = asyncio.create_task(generate(context, "run1", "d", key))
+            await asyncio.to_thread(until, lambda: endpoint.stats()["running"] == 1, what="it generates")
+            box.freeze()
+            endpoint.faults(slow=0.02)
+            await asyncio.to_thread(until, lambda: context.endpoints._served_at, what="it is answered")
+            task.cancel("the claim went to another worker")
+            box.freeze(False)
+            await asyncio.wait([task], timeout=30)
+            assert task.cancelled()
+            return dict(context.holdings.leases)
+        finally:
+            await context.close()
+
+    config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.1)
+    with OwnRedis(tmp_path / "redis") as box, running_simulator(config) as endpoint:
+        client, names = box.client(), EndpointKeys(endpoint_key(endpoint.url))
+        client.set(EPOCH, 0)
+        (key,) = put(client, box.url, manifest(endpoint.url), 1)
+        assert asyncio.run(answered_and_cancelled(box, endpoint, key)) == {}
+        assert not client.exists(names.leases, names.lease_info, names.lease_sums, KEYS.claims("d"), KEYS.holders("d"))
