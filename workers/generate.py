@@ -244,8 +244,8 @@ class _Story:
         kept = await self.context.courier.script(
             "turned",
             [keys.turned(dataset), keys.payload(dataset), keys.claims(dataset), keys.holders(dataset),
-             keys.published(dataset), keys.sent, keys.charges, endpoint.leases, endpoint.lease_info],
-            [self.task.key, self.claim.holder, pack_task(made), lease.id],
+             keys.published(dataset), keys.sent, keys.charges, endpoint.leases, endpoint.lease_info, DEATHS],
+            [self.task.key, self.claim.holder, pack_task(made), lease.id, name_of(self.run.run_id, self.task.key)],
         )  # fmt: skip
         crash_point("turn_made")
         return "turn" if kept else "made by another"

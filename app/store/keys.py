@@ -21,7 +21,7 @@ RUNS = PREFIX + "runs"
 #: HASH worker name → JSON about it, `at` in Redis time. Owner: each worker for itself, at every heartbeat.
 WORKER_INFO = PREFIX + "worker-info"
 #: HASH "run:task key" → requests at an endpoint at each death that the task was in flight at, "100,57"; see
-#: workers/suspects.py. Owner: implicate.lua; removed when the key is published.
+#: workers/suspects.py. Owner: implicate.lua; removed when the key is published or a turn of it made.
 DEATHS = PREFIX + "deaths"
 #: HASH kind of task → curve: share of answers that get so far (app/capacity/lengths.py). Owner: the learner.
 EXPECTED = PREFIX + "expected"

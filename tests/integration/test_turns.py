@@ -40,7 +40,7 @@ KEYS = RunKeys("run1")
 E1 = EndpointKeys("e1")
 PAYLOAD, TURNED, CLAIMS = KEYS.payload("chat"), KEYS.turned("chat"), KEYS.claims("chat")
 TURNED_KEYS = [TURNED, PAYLOAD, CLAIMS, KEYS.holders("chat"), KEYS.published("chat"), KEYS.sent, KEYS.charges,
-               E1.leases, E1.lease_info]  # fmt: skip
+               E1.leases, E1.lease_info, DEATHS]  # fmt: skip
 STOP = 163_586  # <|im_end|>
 KEY = task_key("recipe", "chat", a_row(1), 0, 0)
 
@@ -54,7 +54,7 @@ def renderer():
 
 
 def turned(client, key: str, holder: str, blob: bytes = b"made") -> int:
-    return scripts.call(client, "turned", TURNED_KEYS, [key, holder, blob, "lease"])
+    return scripts.call(client, "turned", TURNED_KEYS, [key, holder, blob, "lease", key])
 
 
 def claim(client, key: str, holder: str):
@@ -66,14 +66,15 @@ def claim(client, key: str, holder: str):
 
 
 def test_a_made_turn_waits_outside_the_payloads_and_holds_nothing(redis_client):
-    """Claim, lease, counts of requests and charges are gone; a second delivery finds nothing to do."""
+    """Claim, lease, counts of requests, charges and deaths are gone; a second delivery finds nothing to do."""
     redis_client.hset(PAYLOAD, "a", b"x")
     redis_client.zadd(E1.leases, {"lease": 1})
     redis_client.hset(KEYS.sent, "a", 2)
+    redis_client.hset(DEATHS, "a", "100,57")
     claim(redis_client, "a", "w1")
     assert turned(redis_client, "a", "w1") == 1
     assert redis_client.hgetall(TURNED) == {b"a": b"made"}
-    assert not any(redis_client.exists(key) for key in (PAYLOAD, CLAIMS, KEYS.sent, E1.leases))
+    assert not any(redis_client.exists(key) for key in (PAYLOAD, CLAIMS, KEYS.sent, DEATHS, E1.leases))
     assert claim(redis_client, "a", "w2") == [b"gone"]
 
 
