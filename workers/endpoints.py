@@ -179,7 +179,8 @@ class Endpoints:
                     self._start(url, self._probe(url))
 
     def _found_back(self, url: str) -> bool:
-        """Whoever waits for it need not look for it."""
+        """Whoever waits for it need not look for it; a goodbye, if it was one, is over."""
+        self._idle_since.pop(url, None)
         was_open = self._open.pop(url, None) is not None
         for tell in self.when_back if was_open else ():
             tell()

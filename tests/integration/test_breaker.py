@@ -333,3 +333,26 @@ def test_a_run_of_which_nothing_comes_any_more_leaves_its_endpoints_alone(endpoi
             await context.close()
 
     asyncio.run(main())
+
+
+def test_each_goodbye_is_believed_anew(endpoint, redis_client, redis_url, monkeypatch):
+    """One that left idle and came back is, when it leaves idle again, not taken for one that says so and stays."""
+    monkeypatch.setattr("workers.endpoints._LINGER_SECONDS", 3.0)
+
+    async def goodbye(both: Pair) -> None:
+        for one in both.workers:
+            await one.readiness(endpoint.url)  # its 200 is seen
+        endpoint.drain()
+        await both.workers[0].open(endpoint.url, "it is leaving", why=Why.LEAVING)
+        enough = time.monotonic() + 1.0  # a canary would be back by then, and close it
+        await both.until(lambda: time.monotonic() > enough)
+        assert breaker(redis_client, endpoint).why is Why.LEAVING
+
+    async def story(both: Pair) -> None:
+        await goodbye(both)
+        endpoint.drain(False)
+        await both.until(lambda: not any(one.is_open(endpoint.url) for one in both.workers))
+        await asyncio.sleep(3.0)
+        await goodbye(both)
+
+    play(endpoint, redis_url, story)
