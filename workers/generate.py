@@ -171,7 +171,7 @@ class _Story:
         endpoint = EndpointKeys(lease.endpoint)
         self.task, self.past.last, self.work.lease = replace(self.task, made=made), None, None
         self.context.admission.released_by_publish(lease)
-        kept = await self.context.courier.script(
+        kept = await self._safe(
             "staged",
             [keys.payload(dataset), keys.claims(dataset), keys.holders(dataset), keys.published(dataset),
              endpoint.leases, endpoint.lease_info],
@@ -226,7 +226,7 @@ class _Story:
         lease = self._forget()
         endpoint = EndpointKeys(lease.endpoint if lease else "none")
         dataset = self.claim.dataset
-        entered = await self.context.courier.script(
+        entered = await self._safe(
             "publish",
             [self.keys.responses, self.keys.payload(dataset), self.keys.claims(dataset), self.keys.holders(dataset),
              self.keys.published(dataset), endpoint.leases, endpoint.lease_info, DEATHS],
@@ -241,7 +241,7 @@ class _Story:
         lease, dataset, keys = self._forget(), self.claim.dataset, self.keys
         endpoint = EndpointKeys(lease.endpoint)
         made = replace(self.task, prompt_token_ids=[], made=None, chat=self.task.chat + line_of(record))
-        kept = await self.context.courier.script(
+        kept = await self._safe(
             "turned",
             [keys.turned(dataset), keys.payload(dataset), keys.claims(dataset), keys.holders(dataset),
              keys.published(dataset), keys.sent, keys.charges, endpoint.leases, endpoint.lease_info, DEATHS],
@@ -249,6 +249,10 @@ class _Story:
         )  # fmt: skip
         crash_point("turn_made")
         return "turn" if kept else "made by another"
+
+    async def _safe(self, name: str, keys: list[str], args: list) -> object:
+        """Run a script that ends a lease already forgotten here: whoever is cancelled meanwhile, it reaches Redis."""
+        return await asyncio.shield(self.context.courier.script(name, keys, args))
 
     def _forget(self) -> Lease | None:
         """Claim and lease are forgotten here before Redis ends them, or a heartbeat could revive them."""

@@ -132,21 +132,26 @@ def test_after_a_loss_of_redis_the_endpoint_s_own_figure_is_the_floor_of_what_is
     assert stats["peak_running"] > 20
 
 
-def test_a_task_that_is_cancelled_with_its_answer_in_hand_keeps_no_lease(tmp_path):
-    """The answer is there, Redis is away, and the claim is somebody else's when it is back: nothing is held here."""
+@pytest.mark.parametrize("published", [0, 1])
+def test_a_task_that_is_cancelled_with_its_answer_in_hand_keeps_no_lease(tmp_path, published):
+    """Redis is away when the answer comes, and the task is cancelled before it is or while it is being published."""
 
     async def answered_and_cancelled(box: OwnRedis, endpoint: RunningSimulator, key: str) -> dict[str, Lease]:
         context = WorkerContext(WorkerSettings(box.url, "w1@host"))
         await context.start()
+        if published:  # else Redis is told first that this endpoint answers
+            context.refusals._served.add(("run1", endpoint_key(endpoint.url)))
         try:
             task = asyncio.create_task(generate(context, "run1", "d", key))
             await asyncio.to_thread(until, lambda: endpoint.stats()["running"] == 1, what="it generates")
             box.freeze()
+            waits = asyncio.create_task(context.courier.command("PING"))  # whatever follows waits behind it
+            await asyncio.sleep(0.1)
             endpoint.faults(slow=0.02)
             await asyncio.to_thread(until, lambda: context.endpoints._served_at, what="it is answered")
             task.cancel("the claim went to another worker")
             box.freeze(False)
-            await asyncio.wait([task], timeout=30)
+            await asyncio.wait([task, waits], timeout=30)
             assert task.cancelled()
             return dict(context.holdings.leases)
         finally:
@@ -158,4 +163,5 @@ def test_a_task_that_is_cancelled_with_its_answer_in_hand_keeps_no_lease(tmp_pat
         client.set(EPOCH, 0)
         (key,) = put(client, box.url, manifest(endpoint.url), 1)
         assert asyncio.run(answered_and_cancelled(box, endpoint, key)) == {}
+        assert client.xlen(KEYS.responses) == published
         assert not client.exists(names.leases, names.lease_info, names.lease_sums, KEYS.claims("d"), KEYS.holders("d"))
