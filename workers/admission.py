@@ -251,12 +251,13 @@ class Admission:
         ]  # fmt: skip
 
     def _ceilings(self, run: RunManifest) -> list[int]:
-        """Five words for each endpoint; a server's own running limit is given a few more, which wait for their turn."""
+        """Five words for each endpoint; a server's own running limit is given a few more, which its queue takes."""
         words: list[int] = []
         for url in run.endpoints:
             info = self._endpoints.info(url)
             running = info.max_running_requests if info else None
-            most = [n for n in (run.concurrency, running and running + QUEUE_AIM) if n and n > 0]
+            queue = QUEUE_AIM if info is None or info.max_queued_requests is None else info.max_queued_requests
+            most = [n for n in (run.concurrency, running and running + min(queue, QUEUE_AIM)) if n and n > 0]
             budget = (info.kv_tokens if info else None) or -1
             ceiling = min(most) if most else (-1 if budget > 0 else UNKNOWN_CONCURRENCY)
             per_minute = run.requests_per_minute

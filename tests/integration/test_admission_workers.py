@@ -63,6 +63,17 @@ def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(red
         assert not redis_client.exists(names.leases, names.lease_info, names.lease_sums)  # none stays behind
 
 
+def test_a_server_with_a_short_queue_is_not_run_into_it(redis_client, redis_url, tmp_path):
+    """8 run and 2 may wait: with 12 there, those refused would wait up to ten seconds each while the server idles."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=10, step_seconds=0.02, max_running_requests=8, max_queued_requests=2
+    )
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 60)
+        until(lambda: redis_client.xlen(KEYS.responses) == 60, 60, "60 responses")
+        assert endpoint.stats()["requests"] < 60 + 20  # the first may come at once, before any of them runs
+
+
 def test_a_lane_that_waits_leaves_slots_and_messages_to_others(redis_client, redis_url, tmp_path):
     """900 tasks at a ceiling of 40: the worker takes some hundred at most, and the rest as those finish."""
     config = SimulatorConfig(output_lengths="fixed", output_mean=10, step_seconds=0.02, max_running_requests=1000)
