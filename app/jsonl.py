@@ -96,14 +96,6 @@ def iterate(path: Path, start: int = 0) -> Iterator[Line]:
             yield Line(start, start := start + len(raw), raw[:-1])
 
 
-def read_at(path: Path, offset: int) -> bytes:
-    """The line that starts at `offset`, without its newline. Raises StorageError if no whole line starts there."""
-    line = next(iterate(path, offset), None)
-    if line is None:
-        raise StorageError(f"{path}: no whole line at byte {offset:,}; the file was changed from outside")
-    return line.raw
-
-
 def line_before(path: Path, end: int) -> Line | None:
     """The whole line that ends at byte `end`; None at the beginning of the file."""
     if end <= 0:
