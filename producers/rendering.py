@@ -1,4 +1,4 @@
-"""Rendering on every core: conversations in, packed tasks out.
+"""Rendering on some cores: conversations in, packed tasks out.
 
 A pool process loads the tokenizer once and keeps it; what comes back is ready for Redis, so the parent only ships it.
 """

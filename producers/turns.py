@@ -1,9 +1,9 @@
 """What comes after each turn of a chat: the next prompt, made of what the model said, or the end.
 
 A worker that made a turn leaves the chat in Redis (turned.lua) and knows no more of it; here it is taken up, rendered
-on every core like any prompt, and sent as the next message, in the lane of its new length. So whoever generates needs
-no tokenizer, and what was generated is safe before the next prompt is thought of. A chat that is over goes to the
-collector as a whole.
+by the same processes as any prompt, and sent as the next message, in the lane of its new length. So whoever generates
+needs no tokenizer, and what was generated is safe before the next prompt is thought of. A chat that is over goes to
+the collector as a whole.
 """
 
 from collections.abc import Sequence
