@@ -5,7 +5,7 @@ of these holds anything that JSON would escape: dataset names are safe folder na
 """
 
 from base64 import b64decode, b64encode
-from uuid import uuid4
+from secrets import token_hex
 
 from celery import Celery
 from kombu import Connection
@@ -29,7 +29,7 @@ class Envelopes:
         body, rest = self._forms[parcel.lane]
         packed = b64encode((body % {"dataset": parcel.dataset, "key": parcel.key}).encode()).decode()
         shown = f"{parcel.dataset} row {parcel.number}"
-        return rest % {"id": parcel.task_id, "shown": shown, "tag": uuid4(), "body": packed}
+        return rest % {"id": parcel.task_id, "shown": shown, "tag": token_hex(16), "body": packed}
 
 
 def _form(celery: Celery, run_id: str, lane: Lane) -> tuple[str, str]:
