@@ -1,9 +1,16 @@
-"""How fast rows become tasks, and in how much memory: the producer alone, with somebody who empties the queues.
+"""How fast rows become tasks, beside what could be the limit, and in how much memory.
 
-Usage: python benchmarks/enqueue.py [--rows 1000000] [--json FILE]
-Short synthetic rows, the bundled tokenizer, a private Redis. Beside the whole it measures what could be the limit:
-tokenizer and template on one core, and the broker (payload and message of ready tasks). Prints rows/s, the peak memory
-of the producer's processes over the run's first tenth and its rest, and the peak of Redis.
+Usage: python -m benchmarks.enqueue [--rows 1000000] [--json FILE]
+Rows of about 20 tokens, the bundled tokenizer, a private Redis that somebody empties. Four rates, in rows per second:
+
+    headrace     the producer alone, from exec to its end: start, reading, ledger, rendering and sending
+    tokenizer    render() of the same rows, and nothing else, in as many processes as the producer's pool has
+    broker       bare Celery alone: no-op tasks with messages of the same size from one process, in its quickest way
+                 (Producer.batch of 500, explicit argsrepr)
+    both         tokenizer and broker at once: what one would get that had nothing else to do with these cores
+
+The limits are measured before and after the producer, and their means taken; `ratio` is the producer's rate by the
+slower of the tokenizer and the broker, each of which has all cores to itself while it is measured.
 """
 
 import argparse
@@ -13,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -28,14 +37,15 @@ from app.store.connection import connect  # noqa: E402
 from app.store.embedded import PrivateServer  # noqa: E402
 from app.store.keys import CELERY_PREFIX, RunKeys  # noqa: E402
 from app.tokenization import Renderer, RenderOptions  # noqa: E402
-from producers.conveyor import Conveyor  # noqa: E402
 from producers.enqueue import Producer  # noqa: E402
 from producers.inputs import parse_inputs  # noqa: E402
-from producers.rendering import Row, render  # noqa: E402
+from producers.rendering import POOL_PROCESSES, Row, render  # noqa: E402
 from tests.belt import manifest  # noqa: E402
 
 TOKENIZER = str(ROOT / "app" / "demo_data" / "tokenizer")
 OPTIONS = RenderOptions(tokenizer=TOKENIZER)
+_SPAWN = multiprocessing.get_context("spawn")
+_LIMIT_ROWS = 40_000  #: at most, to measure a limit
 
 
 def write_rows(path: Path, rows: int) -> None:
@@ -56,40 +66,47 @@ def produce(folder: Path, url: str) -> None:
     ).run(wait=False)  # fmt: skip
 
 
-def empty_queues(url: str, over: threading.Event, seen: dict[str, int]) -> None:
-    """Stand in for workers and collector: forget tasks as they come, and watch how much lies there."""
+@contextmanager
+def emptied_redis() -> Iterator[tuple[str, dict[str, float]]]:
+    """A server of its own, and what he saw who stands in for workers and collector: he forgets tasks as they come."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = PrivateServer(Path(folder))
+        server.start()
+        seen, over = {"redis_peak_mb": 0.0, "peak_queue": 0.0}, threading.Event()
+        drain = threading.Thread(target=_empty, args=(server.url, over, seen))
+        drain.start()
+        try:
+            yield server.url, seen
+        finally:
+            over.set()
+            drain.join()
+            server.stop()
+
+
+def _empty(url: str, over: threading.Event, seen: dict[str, float]) -> None:
     client = connect(url)
     payload, lanes = RunKeys("run1").payload("d"), [CELERY_PREFIX + lane.queue for lane in Lane]
     while not over.is_set():
-        seen["redis_peak_mb"] = max(seen.get("redis_peak_mb", 0), client.info("memory")["used_memory"] / 1e6)
-        seen["peak_queue"] = max(seen.get("peak_queue", 0), client.hlen(payload))
+        seen["redis_peak_mb"] = max(seen["redis_peak_mb"], client.info("memory")["used_memory"] / 1e6)
+        seen["peak_queue"] = max(seen["peak_queue"], client.hlen(payload))
         client.delete(*lanes, payload)
         time.sleep(0.05)
 
 
 def whole(rows: int) -> dict[str, float]:
     """The producer from file to queue."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, emptied_redis() as (url, seen):
         folder = Path(name)
         write_rows(folder / "rows.jsonl", rows)
-        server = PrivateServer(folder / "redis")
-        server.start()
-        seen, over = {}, threading.Event()
-        drain = threading.Thread(target=empty_queues, args=(server.url, over, seen))
-        drain.start()
-        process = multiprocessing.get_context("spawn").Process(target=produce, args=(folder, server.url))
+        process = _SPAWN.Process(target=produce, args=(folder, url))
         begin = time.monotonic()
         process.start()
         memory = _watch(process, begin)
         seconds = time.monotonic() - begin
-        over.set()
-        drain.join()
-        server.stop()
         assert process.exitcode == 0
         early = max(m for at, m in memory if at <= max(10.0, seconds / 10))
-        late = max(m for at, m in memory)
-        return {"rows_per_second": rows / seconds, "seconds": seconds, "memory_early_mb": early / 1e6,
-                "memory_peak_mb": late / 1e6, **seen}  # fmt: skip
+        return {"headrace": rows / seconds, "memory_early_mb": early / 1e6,
+                "memory_peak_mb": max(m for _, m in memory) / 1e6, **seen}  # fmt: skip
 
 
 def _watch(process, begin: float) -> list[tuple[float, int]]:
@@ -105,24 +122,47 @@ def _watch(process, begin: float) -> list[tuple[float, int]]:
     return memory
 
 
-def parts(rows: int) -> dict[str, float]:
-    """The two that could limit it: one core's rendering, and the broker alone."""
+def limits(rows: int) -> dict[str, float]:
+    """Rendering alone, bare Celery alone, and both at once."""
+    with emptied_redis() as (url, _):
+        tokenizer = [(_render, (rows // POOL_PROCESSES,))] * POOL_PROCESSES
+        broker = [(_send_noops, (url, rows))]
+        some = {"tokenizer": tokenizer, "broker": broker, "both": tokenizer + broker}
+        return {name: rows / _seconds_of(works) for name, works in some.items()}
+
+
+def _seconds_of(works: list[tuple[Callable, tuple]]) -> float:
+    """Until all are done, each in a process of its own; from when the last is ready to begin."""
+    begun = _SPAWN.Barrier(len(works) + 1)
+    processes = [_SPAWN.Process(target=work, args=(*arguments, begun)) for work, arguments in works]
+    for process in processes:
+        process.start()
+    begun.wait()
+    begin = time.monotonic()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    return time.monotonic() - begin
+
+
+def _render(rows: int, begun) -> None:
     renderer, run = Renderer(OPTIONS), manifest("http://nowhere:1")
     asked = [[{"role": "user", "content": f"What is {n} plus {n * 7 % 1000}?"}] for n in range(rows)]
     some = [Row("d", f"{n:024x}", "", n + 1, Conversation(messages), (0,)) for n, messages in enumerate(asked)]
-    begin = time.process_time()
-    parcels = [item for row in some for item in render(row, renderer, run, False)]
-    rendering = rows / (time.process_time() - begin)
-    with tempfile.TemporaryDirectory() as folder:
-        server = PrivateServer(Path(folder))
-        server.start()
-        conveyor = Conveyor(connect(server.url), make_app(server.url), "run1", 10**9, lambda: False)
-        begin = time.monotonic()
-        for start in range(0, rows, 64):
-            conveyor.put(parcels[start : start + 64])
-        broker = rows / (time.monotonic() - begin)
-        server.stop()
-    return {"render_per_core_second": rendering, "broker_rows_per_second": broker}
+    begun.wait()
+    for row in some:
+        render(row, renderer, run, False)
+
+
+def _send_noops(url: str, tasks: int, begun) -> None:
+    celery = make_app(url)
+    begun.wait()
+    with celery.producer_pool.acquire(block=True) as producer, producer.batch(max_size=500):
+        for n in range(tasks):
+            celery.send_task(
+                "noop", ("run1", "d", f"{n:032x}"), task_id=f"d:{n:024x}:0:0", queue=Lane.SHORT.queue,
+                producer=producer, ignore_result=True, argsrepr=f"d row {n}", kwargsrepr="",
+            )  # fmt: skip
 
 
 def main() -> None:
@@ -131,9 +171,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    figures = parts(min(arguments.rows, 20_000)) | whole(arguments.rows)
+    few = min(arguments.rows, _LIMIT_ROWS)
+    before, figures, after = limits(few), whole(arguments.rows), limits(few)
+    figures |= {name: (before[name] + after[name]) / 2 for name in before}
+    figures["ratio"] = figures["headrace"] / min(figures["tokenizer"], figures["broker"])
     for name, value in figures.items():
-        print(f"{name:<26} {value:>14,.1f}")
+        print(f"{name:<26} {value:>14,.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
 

@@ -18,7 +18,8 @@ from producers.inputs import Dataset
 from producers.readers import RawRow, read_lines_behind, read_records
 from producers.shapes import ShapeOptions, conversation_of, turns_in
 
-_CHUNK_ROWS = 64
+CHUNK_ROWS = 256
+_CHUNK_BYTES = 4 << 20  #: from which on a chunk is not added to: rows may be large
 
 Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
 
@@ -87,12 +88,22 @@ def interleave(
     readers = {dataset.name: _records(dataset, settings, starts.get(dataset.name)) for dataset in datasets}
     while readers:
         for name, reader in list(readers.items()):
-            chunk = list(itertools.islice(reader, _CHUNK_ROWS))
+            chunk = _chunk_of(reader)
             if chunk:
                 yield name, chunk
             else:
                 yield name, None
                 del readers[name]
+
+
+def _chunk_of(reader: Iterator[tuple[int, RawRow]]) -> Chunk:
+    chunk, size = [], 0
+    for file, raw in itertools.islice(reader, CHUNK_ROWS):
+        chunk.append((file, raw))
+        size += len(raw.raw)
+        if size >= _CHUNK_BYTES:
+            break
+    return chunk
 
 
 def _records(dataset: Dataset, settings: RunSettings, start: Bookmark | None) -> Iterator[tuple[int, RawRow]]:

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable
 
 import redis
 from celery import Celery
-from kombu.exceptions import KombuError
 
-from app.celery_app import GENERATE_TASK
 from app.crash import crash_point
 from app.lanes import Lane
 from app.packing import compress, unpack_task
@@ -22,6 +20,7 @@ from app.store import scripts
 from app.store.connection import AWAY
 from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
 from producers.aside import Aside
+from producers.envelopes import Envelopes
 from producers.rendering import Parcel, parcel_of
 
 log = logging.getLogger(__name__)
@@ -40,8 +39,8 @@ class Conveyor:
     """The producer's end of Redis, for one run."""
 
     def __init__(self, client: redis.Redis, celery: Celery, run_id: str, high_water: int, stopped: Callable[[], bool]):
-        self._client, self._celery, self._run_id = client, celery, run_id
-        self._keys = RunKeys(run_id)
+        self._client, self._keys = client, RunKeys(run_id)
+        self._envelopes = Envelopes(celery, run_id)
         self._high_water = high_water
         self._stopped = stopped
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
@@ -228,7 +227,7 @@ class Conveyor:
         while True:
             try:
                 result = action()
-            except (*AWAY, KombuError) as exc:
+            except AWAY as exc:
                 self._server = None
                 if self.trouble is None:
                     self.trouble = f"Redis does not answer ({exc})"
@@ -306,19 +305,15 @@ class Conveyor:
             self._publish([parcel for parcel, new in zip(some, accepted, strict=True) if new])
 
     def _publish(self, parcels: list[Parcel]) -> None:
-        def send() -> None:
-            with self._celery.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_BATCH):
-                for parcel in parcels:
-                    self._celery.send_task(
-                        GENERATE_TASK, (self._run_id, parcel.dataset, parcel.key), task_id=parcel.task_id,
-                        queue=parcel.lane.queue, producer=producer, ignore_result=True,
-                        argsrepr=f"{parcel.dataset} row {parcel.number}", kwargsrepr="",
-                    )  # fmt: skip
-
-        self.patiently(send)
+        for lane in Lane:
+            if some := [parcel for parcel in parcels if parcel.lane is lane]:
+                self.patiently(
+                    lambda lane=lane, some=some: self._client.lpush(
+                        CELERY_PREFIX + lane.queue, *map(self._envelopes.message, some)
+                    )
+                )
+                self._queued[lane] += len(some)
         crash_point("message_sent")
-        for parcel in parcels:
-            self._queued[parcel.lane] += 1
 
 
 def _by_dataset(parcels: list[Parcel]) -> dict[str, list[Parcel]]:

@@ -9,21 +9,19 @@ import itertools
 import json
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import redis
 from celery import Celery
 
-from app.allowances import Allowances
 from app.crash import crash_point
 from app.errors import error_of
 from app.identity import task_key
-from app.ledger import Bookmark, Ledger, Missing
+from app.ledger import Ledger
 from app.manifest import RunManifest
-from app.reasons import STAGE_OF, Rejected
-from app.records import Conversation, RejectedRecord, completion_id, slot_of
+from app.reasons import STAGE_OF
+from app.records import RejectedRecord, completion_id, slot_of
 from app.rundir import RunDir
 from app.settings import RunSettings
 from app.store.breaker import breakers_at
@@ -31,108 +29,22 @@ from app.store.fleet import run_at
 from app.store.keys import RUNS, RunKeys
 from app.tokenization import RenderOptions
 from app.unserved import Unserved
-from producers.bookmarks import InputPass, rows_at
-from producers.catalog import Chunk, read_row, shape_options, source_id_text
+from producers.bookmarks import InputPass
+from producers.catalog import CHUNK_ROWS
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
 from producers.readers import expected_rows
+from producers.remaining import Remaining
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
-from producers.shapes import turns_in
 from producers.turns import Turns
 
 log = logging.getLogger(__name__)
 _RECONCILE_SECONDS = 6.0  # longer than a heartbeat: workers have told an empty Redis what they hold
 _SEND_AGAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_CHUNK_ROWS = 64
 _MOST_FIRST = 2000  #: rows that are found by their place before more is read: enough to fill a fleet meanwhile
 _MOST_GAPS = 100_000  #: more rows than this are not looked up by their places: the input is read instead
 _TURN_SECONDS = 0.05
-
-
-def is_complete(settings: RunSettings, datasets: list[Dataset], recipe: str) -> bool:
-    """Whether the files have everything that the input asks for: then no server and no Redis is needed.
-
-    Reads the input only if the ledger knew it complete when it was last read.
-    """
-    with Ledger.open(RunDir(settings.out)) as ledger:
-        ledger.catch_up()
-        counts = {one.dataset: one for one in ledger.counts()}
-        names = [dataset.name for dataset in datasets]
-        if new := set(names) - counts.keys():
-            ledger.begin_pass(settings.samples, names)  # or the others' completeness would pass for the run's
-        if new or not all(counts[name].rows_final for name in names) or ledger.pending_total():
-            return False
-        reader = _Reader(settings, recipe, ledger)
-        for dataset, chunk in InputPass(datasets, settings, ledger).chunks():
-            if chunk is None:
-                ledger.end_pass(dataset)
-            elif any(reader.missing_of(dataset, chunk, set())):
-                return False
-        return ledger.pending_total() == 0
-
-
-class _Reader:
-    """Records of the input become rows that still need something."""
-
-    def __init__(self, settings: RunSettings, recipe: str, ledger: Ledger):
-        self._recipe, self._ledger = recipe, ledger
-        self._shapes, self._samples = shape_options(settings), settings.samples
-        self._allowances = Allowances(settings.out)
-
-    def missing_of(self, dataset: str, chunk: Chunk, outstanding: set[str]) -> Iterator[Row | Refusal]:
-        """Register a chunk in the ledger; what neither files nor `outstanding` keys have, to render or to refuse."""
-        read = [(file, raw, *read_row(raw, self._shapes)) for file, raw in chunk]
-        crash_point("row_read")
-        seen = self._ledger.see_rows(dataset, [(digest, file, raw.number) for file, raw, digest, _ in read])
-        crash_point("row_registered")
-        for (_, raw, _, result), known in zip(read, seen, strict=True):
-            if not known.row_verdict:
-                indices = [index for index in range(self._samples) if index not in known.final]
-                yield from self._still_to_do(dataset, known.row_id, raw.number, result, indices, outstanding)
-
-    def known_gaps(
-        self, dataset: Dataset, gaps: Iterable[Missing], outstanding: set[str], max_row_bytes: int,
-        marks: Sequence[Bookmark] = (),
-    ) -> Iterator[Row | Refusal]:  # fmt: skip
-        """Rows that the ledger knows to lack something, found by their place in the input without reading the rest.
-
-        Only those of JSON Lines that still stand where they stood. marks: bookmarks that hold, to look from. Behind
-        them one of two equal rows may be gone, so that only a pass can tell whether there is a second one.
-        """
-        wanted: dict[int, dict[int, dict[str, list[int]]]] = defaultdict(dict)
-        held = marks[-1][:2] if marks else (0, 0)
-        for one in gaps:
-            if "-" in one.row_id and (one.file, one.number) > held:
-                continue
-            here = wanted[one.file].setdefault(one.number, {})
-            here.setdefault(one.row_id, []).append(one.completion_index)
-        for file, path in enumerate(dataset.paths):
-            for raw in rows_at(path, wanted[file], [mark for mark in marks if mark.file == file], max_row_bytes):
-                digest, result = read_row(raw, self._shapes)
-                for row_id, indices in wanted[file][raw.number].items():  # more than one: of a pass broken off
-                    if digest == row_id.partition("-")[0]:
-                        indices = [index for index in indices if index < self._samples]
-                        yield from self._still_to_do(dataset.name, row_id, raw.number, result, indices, outstanding)
-
-    def _still_to_do(
-        self, dataset: str, row_id: str, number: int, result: Conversation | Rejected, indices: list[int],
-        outstanding: set[str],
-    ) -> Iterator[Row | Refusal]:  # fmt: skip
-        """What a row is to be rendered or refused for, if neither it nor these completions are on their way."""
-        if self._is_in(outstanding, dataset, row_id, -1):
-            return
-        if isinstance(result, Rejected):
-            yield Refusal(Row(dataset, row_id, "", number, None, ()), result.reason, result.detail)
-            return
-        missing = tuple(index for index in indices if not self._is_in(outstanding, dataset, row_id, index))
-        if missing:
-            own, allowances = source_id_text(result.source_id), self._allowances.of(dataset, row_id)
-            turns = turns_in(result, self._shapes)
-            yield Row(dataset, row_id, own, number, result, missing, allowances, turns)
-
-    def _is_in(self, outstanding: set[str], dataset: str, row_id: str, index: int) -> bool:
-        return bool(outstanding) and task_key(self._recipe, dataset, row_id, 0, index) in outstanding
 
 
 class Producer:
@@ -147,7 +59,7 @@ class Producer:
         self._names = [dataset.name for dataset in datasets]
         self._ledger = Ledger.open(RunDir(settings.out))
         self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
-        self._reader = _Reader(settings, manifest.recipe, self._ledger)
+        self._remaining = Remaining(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._turns = Turns(self._conveyor, self._pool, self._ledger) if settings.turns == "all" else None
         self._conveyor.while_waiting = self._meanwhile
@@ -203,8 +115,8 @@ class Producer:
                 gaps, unfound = gaps[:_MOST_FIRST], {0}
             if unfound:
                 over.begin_before(dataset.name, min(unfound))
-            found = self._reader.known_gaps(dataset, gaps, outstanding, self._settings.max_row_bytes, marks)
-            while some := list(itertools.islice(found, _CHUNK_ROWS)):
+            found = self._remaining.known_gaps(dataset, gaps, outstanding, self._settings.max_row_bytes, marks)
+            while some := list(itertools.islice(found, CHUNK_ROWS)):
                 self._submit(some)
                 self._tick()
         self._ship(self._pool.results(wait=True))
@@ -227,7 +139,7 @@ class Producer:
             if chunk is None:
                 self._ledger.end_pass(dataset)
             else:
-                self._submit(list(self._reader.missing_of(dataset, chunk, self._outstanding)))
+                self._submit(list(self._remaining.missing_of(dataset, chunk, self._outstanding)))
             self._tick()
         self._ship(self._pool.results(wait=True))
         self._conveyor.put_aside_back()

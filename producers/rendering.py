@@ -1,17 +1,17 @@
 """Rendering on some cores: conversations in, packed tasks out.
 
 A pool process loads the tokenizer once and keeps it; what comes back is ready for Redis, so the parent only ships it.
+Rows and parcels are tuples: they go from process to process in half the time of dataclasses.
 """
 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.chats import opening, start_of
 from app.errors import HeadraceError
@@ -24,8 +24,7 @@ from app.records import Conversation, Task
 from app.tokenization import Renderer, RenderOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row that needs completions: who it is, where it stood, what it says."""
 
     dataset: str
@@ -34,7 +33,7 @@ class Row:
     number: int
     conversation: Conversation | None  #: None: it could not be read
     missing: tuple[int, ...]  #: completion indices to get
-    allowances: dict[int, int] = field(default_factory=dict)  #: of single completions (-1: all), where not the run's
+    allowances: Mapping[int, int] = {}  #: of single completions (-1: all), where not the run's
     turns: int = 1  #: as many as each of them may have
 
     def wants(self, index: int, of_the_run: int) -> int:
@@ -42,8 +41,7 @@ class Row:
         return self.allowances.get(index) or self.allowances.get(-1) or of_the_run
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A task as it goes to Redis."""
 
     key: str
@@ -54,8 +52,7 @@ class Parcel:
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A row that could not be rendered."""
 
     row: Row
@@ -65,7 +62,7 @@ class Refusal:
 
 Rendered = list[Parcel | Refusal]
 #: A core renders about 9,000 short rows a second, a broker takes about 6,000; each process costs 60 MB and a start.
-_MOST_PROCESSES = 4
+POOL_PROCESSES = min(4, os.cpu_count() or 1)
 
 
 def render(row: Row, renderer: Renderer, run: RunManifest, fit_output: bool) -> Rendered:
@@ -112,21 +109,20 @@ class RenderPool:
     """Renders chunks of rows in other processes, in order, with a bounded number of chunks under way."""
 
     def __init__(self, options: RenderOptions, run: RunManifest, fit_output: bool):
-        self._processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
         self._pool = ProcessPoolExecutor(
-            self._processes, get_context("spawn"), initializer=_start_child, initargs=(options, run, fit_output)
+            POOL_PROCESSES, get_context("spawn"), initializer=_start_child, initargs=(options, run, fit_output)
         )
         self._under_way: deque[Future[Rendered]] = deque()
 
     def warm_up(self) -> None:
         """Start the processes now, so that they load the tokenizer while the caller reads."""
-        for _ in range(self._processes):
+        for _ in range(POOL_PROCESSES):
             self._pool.submit(os.getpid)
 
     @property
     def full(self) -> bool:
         """Whether taking a result should come before submitting more."""
-        return len(self._under_way) >= 3 * self._processes
+        return len(self._under_way) >= 3 * POOL_PROCESSES
 
     def submit(self, rows: list[Row]) -> None:
         """Give a chunk."""

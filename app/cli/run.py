@@ -39,7 +39,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     from app.inventory import render_table
     from app.offline.torn import mend_if_free
     from app.store.embedded import end_leftover
-    from producers.enqueue import is_complete
+    from producers.remaining import is_complete
 
     check_cheaply(settings)
     if (slots := slots_within_limits(settings.slots)) < settings.slots:

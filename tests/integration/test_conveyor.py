@@ -3,9 +3,10 @@
 import os
 import threading
 
+import orjson
 import pytest
 
-from app.celery_app import make_app
+from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
 from app.packing import pack_task
 from app.records import Task
@@ -43,9 +44,15 @@ def stop():
 
 
 @pytest.fixture
-def conveyor(redis_client, redis_url, stop):
+def celery(redis_url):
+    """The application that workers have, too."""
+    return make_app(redis_url)
+
+
+@pytest.fixture
+def conveyor(redis_client, celery, stop):
     """With a mark of 20 tasks a lane."""
-    return Conveyor(redis_client, make_app(redis_url), "run1", 20, stop.is_set)
+    return Conveyor(redis_client, celery, "run1", 20, stop.is_set)
 
 
 def in_background(action):
@@ -187,3 +194,28 @@ def test_a_task_message_is_small_and_readable(conveyor, redis_client):
     assert len(message) < 1500
     assert b'"argsrepr": "d row 7"' in message
     assert f'"id": "{parcel.task_id}"'.encode() in message
+
+
+@pytest.mark.parametrize("lane", Lane)
+def test_a_message_is_what_celery_would_send_itself(conveyor, celery, redis_client, lane):
+    """Field for field, in the same list; the delivery tag alone is each message's own."""
+    (parcel,) = parcels(lane, 7, 1)
+    conveyor.put([parcel])
+    celery.send_task(
+        GENERATE_TASK, ("run1", "d", parcel.key), task_id=parcel.task_id, queue=lane.queue, ignore_result=True,
+        argsrepr="d row 7", kwargsrepr="",
+    )  # fmt: skip
+    theirs, ours = map(orjson.loads, redis_client.lrange(CELERY_PREFIX + lane.queue, 0, -1))
+    tags = {message["properties"].pop("delivery_tag") for message in (theirs, ours)}
+    assert ours == theirs
+    assert len(tags) == 2
+
+
+def test_a_message_that_is_sent_again_has_a_delivery_tag_of_its_own(conveyor, redis_client):
+    """Workers keep what they took by that: two with one would be acknowledged together."""
+    some = parcels(Lane.SHORT, 0, 3)
+    conveyor.put(some)
+    redis_client.zadd(KEYS.claims("d"), {parcel.key: 1 for parcel in some})
+    assert conveyor.send_again(["d"]) == 3
+    sent = map(orjson.loads, redis_client.lrange(CELERY_PREFIX + Lane.SHORT.queue, 0, -1))
+    assert len({message["properties"]["delivery_tag"] for message in sent}) == 6

@@ -30,7 +30,7 @@ FILE = WHOLE | WHOLE.map(lambda data: data.rstrip(b"\n"))
 def small_steps():
     """Bookmarks every few lines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "_CHUNK_ROWS", 2)
+        patch.setattr(catalog, "CHUNK_ROWS", 2)
         patch.setattr(bookmarks, "_EVERY_LINES", 3)
         yield
 

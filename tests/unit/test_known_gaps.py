@@ -9,9 +9,9 @@ from app.ledger import Bookmark, Committed, Ledger, Missing, State
 from app.rundir import RunDir
 from app.settings import RunSettings
 from producers.catalog import interleave
-from producers.enqueue import _Reader
 from producers.inputs import Dataset, parse_inputs
 from producers.readers import read_lines_at, read_records
+from producers.remaining import Remaining
 
 ROWS = [b'{"prompt":"row %d"}\n' % n for n in range(200)]
 MISSING = (3, 77, 150, 199)
@@ -24,11 +24,11 @@ def gaps(tmp_path):
     data.write_bytes(b"".join(ROWS))
     settings = RunSettings(inputs=[str(data)], out=tmp_path / "out", endpoints=["http://e"], tokenizer="t")
     ledger = Ledger.open(RunDir(settings.out))
-    reader = _Reader(settings, "recipe", ledger)
+    remaining = Remaining(settings, "recipe", ledger)
     ledger.begin_pass(1, ["d"])
     rows = [
         row for name, chunk in interleave(parse_inputs([str(data)]), settings) if chunk
-        for row in reader.missing_of(name, chunk, set())
+        for row in remaining.missing_of(name, chunk, set())
     ]  # fmt: skip
     ledger.commit([
         Committed("d", row.row_id, 0, State.TOKENIZED, "", 0) for n, row in enumerate(rows) if n not in MISSING
@@ -36,7 +36,7 @@ def gaps(tmp_path):
 
     def ask(path=data, outstanding: frozenset[str] = frozenset(), more=(), marks=()) -> list[tuple[int, str]]:
         missing = [*ledger.missing("d", 1000), *more]
-        found = reader.known_gaps(Dataset("d", (path,)), missing, outstanding, settings.max_row_bytes, marks)
+        found = remaining.known_gaps(Dataset("d", (path,)), missing, outstanding, settings.max_row_bytes, marks)
         return [(row.number - 1, row.row_id) for row in found]
 
     ask.data, ask.ids = data, [row.row_id for row in rows]
