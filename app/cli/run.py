@@ -28,12 +28,14 @@ _END_SECONDS = 30.0  # a producer that was told to stop looks every second, and 
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
+    _stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     on_change = OnChange(values.pop("on_down", None), values.pop("on_up", None))
     settings = checked(values)  # before the imports below: a wrong option is told at once
     if dry:
         return _dry_run(settings)
     from app.cli.prepare import check_cheaply, gone_if_refused, make_directory, prepare, record_digests
+    from app.cli.spare import standing_by
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
@@ -48,7 +50,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     new = not settings.out.exists()
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
-    with hold(rundir.lock, "running this directory") as held:
+    with hold(rundir.lock, "running this directory") as held, standing_by(_crew(rundir, settings)) as spares:
         end_leftover(rundir.redis)
         with gone_if_refused(rundir, new=new):
             prepared = prepare(settings)
@@ -57,11 +59,30 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
         with View(line_seconds) as view:
-            supervisor = Supervisor(prepared, view, held, api_key, on_change)
+            supervisor = Supervisor(prepared, view, held, api_key, on_change, spares)
             code = supervisor.run()
         record_digests(prepared.rundir)
         show(render_table(supervisor.final))
         return code
+
+
+def _stop_like_ctrl_c() -> None:
+    """From the first moment on: whoever is stopped before there is anything to drain ends with code 3, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
+
+
+def _crew(rundir: RunDir, settings) -> dict[str, str]:
+    """Children that can be started before all is checked, each with what it imports; none where all may be done."""
+    from app.ledger import Ledger
+
+    if rundir.ledger.exists():
+        with Ledger.open(rundir) as ledger:
+            if ledger.counts() and not ledger.pending_total():
+                return {}
+    workers = {f"worker-{n}": "workers.process" for n in range(1, settings.workers + 1)}
+    return workers | {"collector": "workers.collector"}
 
 
 def _dry_run(settings) -> int:
@@ -82,6 +103,7 @@ def _show_complete(prepared) -> int:
 
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
+    _stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     settings = checked(values)
     if dry:
