@@ -7,13 +7,15 @@ import pytest
 
 from tests.architecture.test_walls import ROOT
 
-_EVERYTHING = {"transformers", "tokenizers", "celery", "redis", "pydantic", "httpx", "aiohttp", "rich", "sqlite3", "numpy"}
+_EVERYTHING = {
+    "transformers", "tokenizers", "celery", "redis", "pydantic", "httpx", "aiohttp", "rich", "sqlite3", "numpy",
+}  # fmt: skip
 
 
 def loaded(code: str) -> set[str]:
     """Of these libraries, what a process has when it did this."""
-    code += "\nimport sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True, timeout=60)
+    command = [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True, timeout=60)
     return _EVERYTHING & set(done.stdout.split())
 
 
