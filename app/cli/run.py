@@ -190,7 +190,7 @@ def worker_command(
 ) -> int:  # fmt: skip
     """`headrace worker`."""
     from app.lanes import Lane
-    from app.store.connection import check, connect, translated
+    from app.store.connection import await_trusted, connect
     from app.store.names import worker_name
     from workers.context import WorkerSettings
     from workers.process import run_worker
@@ -201,11 +201,9 @@ def worker_command(
     if (held := slots_within_limits(slots)) < slots:
         say(limits_sentence(slots, held))
         slots = held
-    client = connect(redis_url)
-    with translated(redis_url):
-        check(client, redis_url)
-    client.close()
     key = checked_key(api_key)
+    with connect(redis_url) as client:
+        await_trusted(client, redis_url, _told_once(time.sleep))
     lanes = lanes or tuple(lane.value for lane in Lane)
     full_name = worker_name(name or uuid.uuid4().hex[:8], lanes)
     served = " and ".join(lanes)
@@ -225,7 +223,7 @@ def collect_command(
     from app.cli.inspect import existing_run
     from app.offline.switch import finish_switch
     from app.samples import SampleFilters
-    from app.store.connection import check, connect, translated
+    from app.store.connection import await_trusted, connect
     from workers.collector import Collector
 
     if not redis_url:
@@ -239,8 +237,7 @@ def collect_command(
     filters = SampleFilters.from_json(run_file.filters)
     with ExitStack() as stack:
         held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
-        with translated(redis_url):
-            check(client := connect(redis_url), redis_url)
+        await_trusted(client := connect(redis_url), redis_url, _told_once(stop.wait))
         collector = Collector(rundir, client, run_file.run_id, filters)
         collector.stopping, collector.refuse_if_lost = stop, held.refuse_if_lost
         if on_down or on_up:
@@ -265,6 +262,21 @@ def _heed_changes(rundir: RunDir, redis_url: str, run_id: str, wanted: OnChange,
             commands.heed(run.endpoints if run else [])
 
     threading.Thread(target=heed, name="changes", daemon=True).start()
+
+
+def _told_once(wait: Callable[[float], object]) -> Callable[[str], None]:
+    """A pause that says why, the first time. wait: for so many seconds; true if we are to stop."""
+    told = False
+
+    def pause(trouble: str) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            say(f"{trouble.removesuffix('.')}; waiting for it")
+        if wait(1.0):
+            raise Incomplete("Stopped while Redis was waited for.")
+
+    return pause
 
 
 def _await_run(rundir: RunDir, seconds: float, stop: threading.Event) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS, _LOOK_WAITING_SECONDS = 0.5, 1.0
 _GLANCE_SECONDS = 0.03  # whether the ledger was written to
 _NOW_AND_THEN_SECONDS = 15.0
-_BEFORE_SECONDS = 2.0  # a collector that began so much before this run is an earlier run's
 _ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
@@ -223,13 +222,9 @@ class Supervisor:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
             self._manifest = run_at(self._client, self._manifest.run_id) or self._manifest
-            now = look(self._client, self._manifest.run_id, names)
+            return look(self._client, self._manifest.run_id, names, time.monotonic() - self._started)
         except AWAY:
             return None
-        age = time.monotonic() - self._started
-        if now is not None and now.report is not None and now.at - now.report.since > age + _BEFORE_SECONDS:
-            return replace(now, report=None)  # what the collector of an earlier start said last
-        return now
 
     def _snapshot(self, ledger: Ledger, now: RunNow | None) -> Snapshot:
         state = "draining" if self.wanted_stops else "running"
