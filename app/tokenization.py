@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,9 @@ class Renderer:
         self.options = options
         self.directory = directory_of(options.tokenizer)
         refuse_untrusted_code(self.directory, options.tokenizer, trusted=options.trust_remote_code)
-        self._tokenizer = _load(self.directory, options)
+        self._tokenizer = _load(
+            self.directory, _stamp(self.directory), options.tokenizer, options.trust_remote_code, options.chat_template
+        )
         self._template = _template_of(self._tokenizer, options)
         self.date = datetime.date.fromisoformat(options.date) if options.date else datetime.date.today()  # noqa: DTZ011
         self.is_dated = "strftime_now" in str(self._template)
@@ -255,20 +257,31 @@ class Renderer:
         return ids
 
 
-def _load(directory: Path, options: RenderOptions) -> Any:
+def _stamp(directory: Path) -> tuple[tuple[str, int, int], ...]:
+    """Another one if a file of the directory was changed."""
+    states = ((path.name, path.stat()) for path in directory.iterdir() if path.exists())
+    return tuple(sorted((name, state.st_mtime_ns, state.st_size) for name, state in states))
+
+
+@lru_cache(maxsize=1)
+def _load(directory: Path, stamp: object, name: str, trust_remote_code: bool, chat_template: str | None) -> Any:
+    """The last one is kept: a command asks for the same several times, and the producer that it forks once more.
+
+    chat_template: the tokenizer is given it later, and keeps it.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell people on stderr that torch is missing
-    if not options.trust_remote_code:
+    if not trust_remote_code:
         # Where torch is installed transformers imports it: seconds and 500 MB a process.
         sys.modules.setdefault("torch", None)
     from transformers import AutoTokenizer
 
-    if options.trust_remote_code:
+    if trust_remote_code:
         _keep_old_import()
     try:
-        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=options.trust_remote_code)
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code)
     except Exception as exc:  # parsers, Rust and remote code raise what they like; it ends the command
         raise UsageError(
-            f"--tokenizer {options.tokenizer} cannot be loaded ({type(exc).__name__}: {one_line(exc)}); "
+            f"--tokenizer {name} cannot be loaded ({type(exc).__name__}: {one_line(exc)}); "
             "it needs tokenizer.json, or the model's own tokenizer files with --trust-remote-code."
         ) from exc
 

@@ -73,7 +73,6 @@ class Producer:
         try:
             self._publish_run()
             self._publish_expected_rows()
-            self._pool.warm_up()
             self._ledger.catch_up(RunDir(self._settings.out))
             self._conveyor.send_again(self._names, at_once=True)
             self._pass()

@@ -1,15 +1,18 @@
-"""Rendering on some cores: conversations in, packed tasks out.
+"""Rendering: conversations in, packed tasks out; a small input here, a large one on some cores.
 
-A pool process loads the tokenizer once and keeps it; what comes back is ready for Redis, so the parent only ships it.
-Rows and parcels are tuples: they go from process to process in half the time of dataclasses.
+A process that renders loads the tokenizer once and keeps it; what comes back is ready for Redis, so that the producer
+only ships it. Other processes are started when rendering here has taken longer than they take to start. Rows and
+parcels are tuples: they go from process to process in half the time of dataclasses.
 """
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import cached_property
 from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple
 
@@ -63,6 +66,7 @@ class Refusal(NamedTuple):
 Rendered = list[Parcel | Refusal]
 #: A core renders about 9,000 short rows a second, a broker takes about 6,000; each process costs 60 MB and a start.
 POOL_PROCESSES = min(4, os.cpu_count() or 1)
+_ALONE_SECONDS = 1.0  #: as much CPU as a process needs to load a tokenizer
 
 
 def render(row: Row, renderer: Renderer, run: RunManifest, fit_output: bool) -> Rendered:
@@ -106,18 +110,14 @@ def allowance_of(num_prompt_tokens: int, run: RunManifest, wanted: int, fit_outp
 
 
 class RenderPool:
-    """Renders chunks of rows in other processes, in order, with a bounded number of chunks under way."""
+    """Renders chunks of rows in order, with a bounded number under way: here at first, then in other processes."""
 
     def __init__(self, options: RenderOptions, run: RunManifest, fit_output: bool):
-        self._pool = ProcessPoolExecutor(
-            POOL_PROCESSES, get_context("spawn"), initializer=_start_child, initargs=(options, run, fit_output)
-        )
+        self._options, self._run, self._fit_output = options, run, fit_output
+        self._seconds_here = 0.0
+        self._pool: ProcessPoolExecutor | None = None
+        self._starting: list[Future[int]] = []
         self._under_way: deque[Future[Rendered]] = deque()
-
-    def warm_up(self) -> None:
-        """Start the processes now, so that they load the tokenizer while the caller reads."""
-        for _ in range(POOL_PROCESSES):
-            self._pool.submit(os.getpid)
 
     @property
     def full(self) -> bool:
@@ -135,12 +135,36 @@ class RenderPool:
             yield result_of(self._under_way.popleft())
 
     def apply(self, work: Callable[..., Any], items: list[Any]) -> Future[Any]:
-        """Have `work(items, renderer, run, fit_output)` done by one of the processes."""
-        return self._pool.submit(_in_child, work, items)
+        """Have `work(items, renderer, run, fit_output)` done, by one of the processes or before this returns."""
+        if self._pool is None and POOL_PROCESSES > 1 and self._seconds_here > _ALONE_SECONDS:
+            self._start()
+        if self._pool is not None and all(one.done() for one in self._starting):
+            return self._pool.submit(_in_child, work, items)
+        renderer, future, begun = self._renderer, Future(), time.monotonic()
+        try:
+            future.set_result(work(items, renderer, self._run, self._fit_output))
+        except Exception as exc:  # noqa: BLE001 - whoever takes the result gets it, as from a process
+            future.set_exception(exc)
+        self._seconds_here += time.monotonic() - begun
+        return future
 
     def close(self) -> None:
         """End the processes, each behind its chunk; left to end by themselves they race with the end of Python."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    @cached_property
+    def _renderer(self) -> Renderer:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return Renderer(self._options)
+
+    def _start(self) -> None:
+        """They load the tokenizer while rendering goes on here."""
+        self._pool = ProcessPoolExecutor(
+            POOL_PROCESSES, get_context("spawn"), initializer=_start_child,
+            initargs=(self._options, self._run, self._fit_output),
+        )  # fmt: skip
+        self._starting = [self._pool.submit(os.getpid) for _ in range(POOL_PROCESSES)]
 
 
 def result_of(future: Future[Any]) -> Any:

@@ -34,7 +34,7 @@ from workers.reporter import Reporter
 log = logging.getLogger(__name__)
 _GROUP, _CONSUMER = "collector", "collector"
 _MOST_ENTRIES = 512
-_BLOCK_MS = 500
+_BLOCK_MS = 100
 _RETRY_SECONDS = 1.0
 
 Entry = tuple[bytes, dict[bytes, bytes]]

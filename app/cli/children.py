@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app.cli.spare import Spare
 from app.cli.talk import PREFIX
 from app.store.embedded import end_with_parent
 from app.store.names import SUPERVISOR
@@ -26,20 +27,24 @@ class Child:
     arguments: list[str]
     log_path: Path
     environment: dict[str, str] = field(default_factory=dict)  #: what the command line of a process must not show
-    process: subprocess.Popen | None = None
+    process: subprocess.Popen | Spare | None = None
     started_at: float = 0.0
     deaths: int = 0
     start_at: float = field(default=0.0)
 
-    def start(self) -> None:
-        """Start it, in a session of its own: Ctrl-C reaches the supervisor alone."""
+    def start(self, spare: Spare | None = None) -> None:
+        """Start it, in a session of its own: Ctrl-C reaches the supervisor alone. spare: a process that can be it."""
+        self.started_at = time.monotonic()
+        known = {**self.environment, SUPERVISOR: str(os.getpid())}
+        if spare is not None and spare.tell(self.arguments, self.log_path, known):
+            self.process = spare
+            return
         with self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
                 stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT),
-                env={**os.environ, **self.environment, SUPERVISOR: str(os.getpid())},
+                env={**os.environ, **known},
             )  # fmt: skip
-        self.started_at = time.monotonic()
 
     def ended(self) -> int | None:
         """Exit status, or None while it runs or waits to be started again."""
@@ -87,6 +92,6 @@ class Child:
         return lines[-1].removeprefix(PREFIX) if lines else ""
 
 
-def _how(process: subprocess.Popen) -> str:
+def _how(process: subprocess.Popen | Spare) -> str:
     status = process.returncode
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit {status}"

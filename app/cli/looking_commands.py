@@ -15,7 +15,7 @@ from app.cli.options import Directory, Group, json_flag, option, out_or_redis_ar
         help="Between lines where stdout is no terminal, and with --json (default: 30).")
 @json_flag
 def watch(out: Path | None, redis: str | None, run_id: str | None, every_seconds: float | None, as_json: bool) -> int:
-    """The live view of a run, from any host, until it is complete; Ctrl-C leaves the run alone.
+    """The live view of a run, from any host, until it is complete or stands still (exit 3); Ctrl-C leaves it alone.
 
     \b
     headrace watch out

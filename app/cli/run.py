@@ -28,12 +28,14 @@ _END_SECONDS = 30.0  # a producer that was told to stop looks every second, and 
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
+    _stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     on_change = OnChange(values.pop("on_down", None), values.pop("on_up", None))
     settings = checked(values)  # before the imports below: a wrong option is told at once
     if dry:
         return _dry_run(settings)
     from app.cli.prepare import check_cheaply, gone_if_refused, make_directory, prepare, record_digests
+    from app.cli.spare import standing_by
     from app.cli.supervise import Supervisor
     from app.cli.view import View
     from app.inventory import render_table
@@ -48,7 +50,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     new = not settings.out.exists()
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
-    with hold(rundir.lock, "running this directory") as held:
+    with hold(rundir.lock, "running this directory") as held, standing_by(_crew(rundir, settings)) as spares:
         end_leftover(rundir.redis)
         with gone_if_refused(rundir, new=new):
             prepared = prepare(settings)
@@ -57,11 +59,30 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         if is_complete(settings, prepared.datasets, prepared.run_file.recipe_fingerprint):
             return _show_complete(prepared)
         with View(line_seconds) as view:
-            supervisor = Supervisor(prepared, view, held, api_key, on_change)
+            supervisor = Supervisor(prepared, view, held, api_key, on_change, spares)
             code = supervisor.run()
         record_digests(prepared.rundir)
         show(render_table(supervisor.final))
         return code
+
+
+def _stop_like_ctrl_c() -> None:
+    """From the first moment on: whoever is stopped before there is anything to drain ends with code 3, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
+
+
+def _crew(rundir: RunDir, settings) -> dict[str, str]:
+    """Children that can be started before all is checked, each with what it imports; none where all may be done."""
+    from app.ledger import Ledger
+
+    if rundir.ledger.exists():
+        with Ledger.open(rundir) as ledger:
+            if ledger.counts() and not ledger.pending_total():
+                return {}
+    workers = {f"worker-{n}": "workers.process" for n in range(1, settings.workers + 1)}
+    return workers | {"collector": "workers.collector"}
 
 
 def _dry_run(settings) -> int:
@@ -82,6 +103,7 @@ def _show_complete(prepared) -> int:
 
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
+    _stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     settings = checked(values)
     if dry:
@@ -168,7 +190,7 @@ def worker_command(
 ) -> int:  # fmt: skip
     """`headrace worker`."""
     from app.lanes import Lane
-    from app.store.connection import check, connect, translated
+    from app.store.connection import await_trusted, connect
     from app.store.names import worker_name
     from workers.context import WorkerSettings
     from workers.process import run_worker
@@ -179,11 +201,9 @@ def worker_command(
     if (held := slots_within_limits(slots)) < slots:
         say(limits_sentence(slots, held))
         slots = held
-    client = connect(redis_url)
-    with translated(redis_url):
-        check(client, redis_url)
-    client.close()
     key = checked_key(api_key)
+    with connect(redis_url) as client:
+        await_trusted(client, redis_url, _told_once(time.sleep))
     lanes = lanes or tuple(lane.value for lane in Lane)
     full_name = worker_name(name or uuid.uuid4().hex[:8], lanes)
     served = " and ".join(lanes)
@@ -203,7 +223,7 @@ def collect_command(
     from app.cli.inspect import existing_run
     from app.offline.switch import finish_switch
     from app.samples import SampleFilters
-    from app.store.connection import check, connect, translated
+    from app.store.connection import await_trusted, connect
     from workers.collector import Collector
 
     if not redis_url:
@@ -217,8 +237,7 @@ def collect_command(
     filters = SampleFilters.from_json(run_file.filters)
     with ExitStack() as stack:
         held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
-        with translated(redis_url):
-            check(client := connect(redis_url), redis_url)
+        await_trusted(client := connect(redis_url), redis_url, _told_once(stop.wait))
         collector = Collector(rundir, client, run_file.run_id, filters)
         collector.stopping, collector.refuse_if_lost = stop, held.refuse_if_lost
         if on_down or on_up:
@@ -243,6 +262,21 @@ def _heed_changes(rundir: RunDir, redis_url: str, run_id: str, wanted: OnChange,
             commands.heed(run.endpoints if run else [])
 
     threading.Thread(target=heed, name="changes", daemon=True).start()
+
+
+def _told_once(wait: Callable[[float], object]) -> Callable[[str], None]:
+    """A pause that says why, the first time. wait: for so many seconds; true if we are to stop."""
+    told = False
+
+    def pause(trouble: str) -> None:
+        nonlocal told
+        if not told:
+            told = True
+            say(f"{trouble.removesuffix('.')}; waiting for it")
+        if wait(1.0):
+            raise Incomplete("Stopped while Redis was waited for.")
+
+    return pause
 
 
 def _await_run(rundir: RunDir, seconds: float, stop: threading.Event) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -19,6 +19,7 @@ from app.cli.changes import NOTHING, ChangeCommands, OnChange
 from app.cli.children import Child
 from app.cli.prepare import Prepared, meet_endpoints, record_servers
 from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
+from app.cli.spare import AVAILABLE, Spare
 from app.cli.view import View
 from app.cli.watching import facts_of
 from app.errors import (
@@ -45,8 +46,8 @@ from app.store.names import worker_name
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS, _LOOK_WAITING_SECONDS = 0.5, 1.0
+_GLANCE_SECONDS = 0.03  # whether the ledger was written to
 _NOW_AND_THEN_SECONDS = 15.0
-_BEFORE_SECONDS = 2.0  # a collector that began so much before this run is an earlier run's
 _ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
 _KILL_SECONDS = 10.0
@@ -65,6 +66,7 @@ class Supervisor:
     lock: Held
     api_key: object = None
     on_change: OnChange = NOTHING
+    spares: dict[str, Spare] = field(default_factory=dict)  #: by name of a child
     wanted_stops: int = 0  #: 1: drain, 2: at once
     final: dict[str, Any] | None = None  #: the inventory of a complete run
     _server: PrivateServer | None = None
@@ -84,7 +86,8 @@ class Supervisor:
     def run(self) -> int:
         """Start everything, watch it, end everything."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
         try:
             self._start_redis()
             self.prepared, self._manifest = meet_endpoints(
@@ -148,7 +151,13 @@ class Supervisor:
         for name, arguments in commands.items():
             log_path = self.prepared.rundir.logs / f"{name}.log"
             self._children[name] = Child(name, arguments, log_path, self._environment(name))
-            self._children[name].start()
+            self._children[name].start(self._spare(name))
+
+    def _spare(self, name: str) -> Spare | None:
+        """Who stands by to be this child. The producer shares the tokenizer that was loaded here meanwhile."""
+        if AVAILABLE and name == "producer":
+            return Spare("producers.enqueue", "app.celery_app")
+        return self.spares.get(name)
 
     def _environment(self, name: str) -> dict[str, str]:
         """What a child must know and its command line must not show. Onlookers need no key to the endpoints."""
@@ -182,7 +191,15 @@ class Supervisor:
                 self._commands.heed(self._manifest.endpoints)
                 self._revive()
                 self._now_and_then()
-                time.sleep(_LOOK_WAITING_SECONDS if seen.inventory["run"]["state"] == "waiting" else _LOOK_SECONDS)
+                self._rest(ledger, _LOOK_WAITING_SECONDS if seen.waiting_for else _LOOK_SECONDS)
+
+    def _rest(self, ledger: Ledger, seconds: float) -> None:
+        """Until the next look is due; at once where the last completion is on file."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _GLANCE_SECONDS))
+            if ledger.has_changed() and not ledger.pending_total():
+                return
 
     def _refuse_lost_directory(self) -> None:
         if not self.prepared.rundir.run_json.exists():
@@ -205,13 +222,9 @@ class Supervisor:
         names = [dataset.name for dataset in self.prepared.datasets]
         try:
             self._manifest = run_at(self._client, self._manifest.run_id) or self._manifest
-            now = look(self._client, self._manifest.run_id, names)
+            return look(self._client, self._manifest.run_id, names, time.monotonic() - self._started)
         except AWAY:
             return None
-        age = time.monotonic() - self._started
-        if now is not None and now.report is not None and now.at - now.report.since > age + _BEFORE_SECONDS:
-            return replace(now, report=None)  # what the collector of an earlier start said last
-        return now
 
     def _snapshot(self, ledger: Ledger, now: RunNow | None) -> Snapshot:
         state = "draining" if self.wanted_stops else "running"
@@ -289,10 +302,12 @@ class Supervisor:
         return f"{self.prepared.run_file.run_id}-{child.name.removeprefix('worker-')}"
 
     def _end_children(self) -> None:
-        """Workers and producer first, then the collector, which writes what they published."""
+        """Workers and producer first, then the collector, which writes what they published. When all is on file, what
+        they still hold is in our own Redis alone, and needed by nobody: they are not asked for it."""
+        done = self.final is not None and self._server is not None
         workers = [child for name, child in self._children.items() if name != "collector"]
         for child in workers:
-            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGKILL if done and child.name not in _ONLOOKERS else signal.SIGTERM)
         deadline = min(self._stop_by, time.monotonic() + self.prepared.settings.drain_seconds + _KILL_SECONDS)
         for child in workers:
             if not child.wait(deadline - time.monotonic()):

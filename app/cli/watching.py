@@ -102,7 +102,8 @@ class Far:
         if now is not None and now.report is not None:
             self._report = now.report
         said = self._report
-        state = "running" if said.producing or is_worked_on(now) else None
+        silent = now is not None and now.at - said.at > COLLECTOR_SECONDS
+        state = "running" if (said.producing and not silent) or is_worked_on(now) else None
         facts = RunFacts(said.out, self._run_id, said.recipe, state)
         return snapshot(facts, said.counts, now)
 

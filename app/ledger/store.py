@@ -37,6 +37,7 @@ class Store:
             with _alone(path):
                 self._db = _open_or_replace(path)
                 self._inode = path.stat().st_ino
+            self._data_version = 0
         except (OSError, sqlite3.Error) as exc:
             raise StorageError(f"{path}: cannot open the ledger: {exc}") from exc
 
@@ -49,6 +50,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def has_changed(self) -> bool:
+        """Whether another connection committed since this was last asked. Cheap: no table is read."""
+        before, (self._data_version,) = self._data_version, self._db.execute("PRAGMA data_version").fetchone()
+        return self._data_version != before
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:

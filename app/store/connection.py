@@ -3,7 +3,7 @@
 The only importer of `redis` together with the other files of this room.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit, urlunsplit
 
@@ -62,6 +62,17 @@ def check(client: redis.Redis, url: str) -> None:
             f"Redis at {safe_url(url)} evicts keys when it is full (maxmemory-policy {policy}) and would lose queued "
             "rows silently; run `CONFIG SET maxmemory-policy noeviction` there."
         )
+
+
+def await_trusted(client: redis.Redis, url: str, pause: Callable[[str], None]) -> None:
+    """`check`, again and again while it cannot be reached or is loading; pause: gets the reason in a sentence."""
+    while True:
+        try:
+            return check(client, url)
+        except StorageError as exc:
+            if not isinstance(exc.__cause__, AWAY) or isinstance(exc.__cause__, AuthenticationError):
+                raise
+            pause(str(exc))
 
 
 @contextmanager

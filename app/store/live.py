@@ -18,6 +18,7 @@ from app.urls import endpoint_key
 
 #: A worker that gave no sign for so long is gone.
 WORKER_SECONDS = 20.0
+_BEFORE_SECONDS = 2.0  # clocks tick differently: a report counts as earlier if it is by so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,13 @@ def histograms(client: redis.Redis, run_id: str) -> dict[tuple, float]:
     return parse_figures(client.hgetall(RunKeys(run_id).histograms))
 
 
-def look(client: redis.Redis, run_id: str, datasets: Iterable[str] = ()) -> RunNow | None:
+def look(
+    client: redis.Redis, run_id: str, datasets: Iterable[str] = (), begun_seconds: float | None = None
+) -> RunNow | None:
     """One look, in two round trips. None if Redis does not know the run. Raises redis errors.
 
-    datasets: their names, if the caller knows them; else the collector's report says.
+    datasets: their names, if the caller knows them; else the collector's report says. begun_seconds: how long ago the
+    run was started, if the caller knows; a report of a collector that began before is an earlier start's, and none.
     """
     keys = RunKeys(run_id)
     pipeline = client.pipeline(transaction=False)
@@ -131,8 +135,10 @@ def look(client: redis.Redis, run_id: str, datasets: Iterable[str] = ()) -> RunN
     if manifest is None:
         return None
     run, told = RunManifest.model_validate_json(manifest), parse_report(report)
-    names = list(datasets) or [one.dataset for one in (told.counts if told else ())]
     now_ms = seconds * 1000 + microseconds // 1000
+    if told is not None and begun_seconds is not None and now_ms / 1000 - told.since > begun_seconds + _BEFORE_SECONDS:
+        told = None
+    names = list(datasets) or [one.dataset for one in (told.counts if told else ())]
     _ask(pipeline, keys, run, names, now_ms)
     replies = iter(pipeline.execute())
     payloads, claims = {}, {}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from app.cli import watch, watching
+from app.errors import Incomplete
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.keys import CELERY_PREFIX, EPOCH
 from tests.acceptance.harness import DEMO, IDS, TOKENIZER, Run, ids, run, verified
@@ -82,8 +84,8 @@ def test_sigterm_drains_for_drain_seconds_then_hands_back(endpoint, redis_box, t
     assert_resumes(endpoint, tmp_path / "out", arguments)
 
 
-def test_a_second_ctrl_c_stops_at_once(endpoint, redis_box, tmp_path):
-    """Nobody waits for a drain of ten minutes; exit 3."""
+def test_a_second_ctrl_c_stops_at_once(endpoint, redis_box, tmp_path, monkeypatch):
+    """Nobody waits for a drain of ten minutes; exit 3. Who watches, near or far, is told that the run stands still."""
     arguments = words(endpoint, "--redis", redis_box.url, "--drain-seconds", 600)
     with run(tmp_path / "out", *arguments) as started:
         await_full(endpoint)
@@ -93,6 +95,11 @@ def test_a_second_ctrl_c_stops_at_once(endpoint, redis_box, tmp_path):
         started.process.send_signal(signal.SIGINT)
         assert started.wait(30) == 3, started.text()
         assert_nothing_is_held(endpoint, redis_box.client())
+    monkeypatch.setattr(watch, "_STILL_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "COLLECTOR_SECONDS", 0.0)
+    for place in ((tmp_path / "out", None), (None, redis_box.url)):
+        with pytest.raises(Incomplete, match="stands still, with 30 rows pending"):
+            watch.watch_command(*place, None, as_json=True, every_seconds=0.1)
 
 
 @pytest.mark.long

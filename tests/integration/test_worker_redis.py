@@ -34,6 +34,17 @@ def test_a_worker_that_takes_messages_from_a_full_redis_stays(tmp_path):
             assert process.poll() is None
 
 
+def test_a_worker_that_is_started_before_its_redis_waits_for_it(tmp_path):
+    """It says so, once, and works when it is there."""
+    box = OwnRedis(tmp_path / "redis")
+    said = (tmp_path / "w1.log").read_text
+    with worker(box.url, tmp_path):
+        until(lambda: "waiting for it" in said(), what="it says that it waits")
+        with box:
+            until(lambda: "serves the lanes" in said(), what="it works")
+    assert said().count("waiting for it") == 1
+
+
 class _Exploit:
     """Unpickled, it makes a file."""
 
