@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 from app.capacity.lengths import kind_of
 from app.manifest import RunManifest
 from app.records import Task
@@ -133,7 +135,7 @@ def main() -> None:
     rows = []
     for leases in map(int, arguments.leases.split(",")):
         for workers in map(int, arguments.workers.split(",")):
-            rows.append(asyncio.run(measure(leases, workers, arguments.seconds)))
+            rows.append(uvloop.run(measure(leases, workers, arguments.seconds)))
             print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")

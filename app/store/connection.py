@@ -42,11 +42,10 @@ def connect(url: str, answer_seconds: float = _SOCKET_TIMEOUT_SECONDS) -> redis.
         return redis.Redis.from_url(url, **_options() | {"socket_timeout": answer_seconds})
 
 
-def connect_async(url: str, connections: int = 4) -> redis.asyncio.Redis:
-    """An asyncio client with few connections: the courier pipelines over them."""
+def connect_async(url: str) -> redis.asyncio.connection.AbstractConnection:
+    """One asyncio connection, made when something is first sent: the courier's."""
     with _worded(url):
-        pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=connections, **_options())
-        return redis.asyncio.Redis(connection_pool=pool)
+        return redis.asyncio.ConnectionPool.from_url(url, **_options()).make_connection()
 
 
 def check(client: redis.Redis, url: str) -> None:
