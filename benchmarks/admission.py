@@ -70,7 +70,7 @@ class Play:
         self.now, self.todo, self.held = 0.0, deque(work), {}
         self.state, self.finished, self.curve = controller.State(), {}, None
         self.rate, self.foreign, self.pace = 0.0, 0.0, [0.0, 0.0, 0.0]
-        self.wanted, self.retractions, self.recall, self.uses = False, 0, [], []
+        self.wanted, self.retractions, self.answers, self.recall, self.uses = False, 0, 0, [], []
         self.result = Result()
 
     def run(self) -> Result:
@@ -100,6 +100,7 @@ class Play:
         if request.outcome != "done":
             return self._again(request)
         seconds = self.now - self.held.pop(request)
+        self.answers += 1
         self.pace = [a + b for a, b in zip(self.pace, (1, request.made, seconds), strict=True)]
         return self._done(request)
 
@@ -157,11 +158,11 @@ class Play:
         seen = controller.Observation(
             leases=len(self.held), wanted=self.wanted, running=len(engine.running), waiting=len(engine.waiting),
             used_tokens=engine.used_tokens, kv_tokens=self.config.kv_tokens, throughput=engine.throughput(),
-            retractions=engine.counters.retractions - self.retractions,
+            retractions=engine.counters.retractions - self.retractions, answers=self.answers,
             generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
             eldest_seconds=now - min(self.held.values(), default=now),
         )  # fmt: skip
-        self.wanted, self.retractions = False, engine.counters.retractions
+        self.wanted, self.retractions, self.answers = False, engine.counters.retractions, 0
         names = {request.rid: request for request in self.held}
         leases = ((self.held[r], r.prompt_tokens + self._made(r), name) for name, r in names.items())
         tokens = controller.overflow_tokens(seen)

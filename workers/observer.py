@@ -7,7 +7,6 @@ and after ten seconds counts as 1 at most.
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import time
@@ -200,7 +199,7 @@ class Observer:
             leases=len(held), eldest_seconds=(now_ms - eldest_ms) / 1000,
             wanted=int(control.get("wanted", 0)) > seen.at_ms > 0,
             kv_tokens=(loads and loads.capacity_tokens) or (info and info.kv_tokens) or None,
-            retractions=fresh["retractions"], refusals=fresh["refusals"],
+            retractions=fresh["retractions"], refusals=fresh["refusals"], answers=fresh["done"],
             generation_seconds=pace["done_ms"] / pace["done"] / 1000 if pace["done"] else 10.0, **told,
         )  # fmt: skip
 
@@ -303,9 +302,11 @@ def _stale_seconds(seen: _Seen, loads: Loads) -> float:
 
 def _state(text: bytes | None) -> controller.State:
     """What an observer before us learned; from the beginning if an older version wrote it."""
-    known = {f.name for f in dataclasses.fields(controller.State)}
-    saved = orjson.loads(text) if text else {}
-    return controller.State(**saved) if saved.keys() == known else controller.State()
+    if not text:
+        return controller.State()
+    with contextlib.suppress(KeyError, TypeError):
+        return controller.restored(orjson.loads(text))
+    return controller.State()
 
 
 def _told(figure: int | None) -> int:

@@ -3,24 +3,25 @@
 `f` scales the pool that the predicted peak may fill. The forecast has its own margin, so f is 1 where nothing is wrong
 with it. It rises above where the pool stays clearly empty while tasks wait for leases (shared prefixes, say), and falls
 on retractions, refusals, a pool nearly full, a collapse of throughput. Invariant: between two changes the endpoint had
-time to show what the first one did.
+time to show what the first one did. What a death teaches is app/capacity/deaths.py.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.capacity import deaths
+from app.capacity.deaths import Lessons, Level
 
 F_START, F_LEAST, F_MOST = 1.0, 0.4, 1.6
 #: f falls where the pool was fuller at its fullest, and rises where it stayed emptier: back to 1, and beyond 1.
 USE_ALARM, USE_AIM, USE_EMPTY = 0.97, 0.91, 0.85
-#: The fullest that a pool should get that an endpoint died of when it was full.
+#: The fullest that a pool should get that an endpoint just died of when it was full.
 USE_AIM_FRAGILE = 0.85
 #: Requests that may stand in the server's own queue: they feed its admission rule, more would only be lost in a crash.
 QUEUE_AIM = 4
-#: Share of the level at which an endpoint died that is used afterwards, and how long that memory takes to halve.
-DEATH_SHARE, DEATH_HALF_LIFE_SECONDS = 0.85, 1800.0
-#: A death far below a level that was held before is no sign of overload.
-_ATTRIBUTABLE = 0.7
 SLOW_START_REQUESTS, SLOW_START_DOUBLING_SECONDS, SLOW_START_SECONDS = 16, 1.0, 10.0
 STALE_SECONDS = 15.0
 #: More in flight than usual by this much is not needed, but grows in lockstep, and may be what an endpoint dies of.
@@ -54,6 +55,7 @@ class Observation:
     stale_seconds: float = 0.0  #: age of what it tells
     retractions: int = 0  #: since the last look
     refusals: int = 0  #: 503 queue full, since the last look
+    answers: int = 0  #: since the last look
     generation_seconds: float = 10.0  #: how long an answer takes, about
     eldest_seconds: float = 0.0  #: age of the eldest request there
 
@@ -74,14 +76,8 @@ class State:
     queue_ceiling: int = -1  #: while the server lets requests stand: what it runs, and a few; 1 while it overflows
     up: bool = True
     up_at: float | None = None  #: since when it is back after a death; None: it never died
-    most_requests: int = 0  #: highest number held for a while without dying
     usual_requests: float = 0.0  #: in flight, averaged over half of an answer's time; 0: not known yet
-    level_requests: int = 0  #: in flight at the last looks
-    level_tokens: int = 0
-    fragile: bool = False  #: it died of a full pool
-    death_requests: int = 0  #: in flight when it died; 0: it never did
-    death_tokens: int = 0
-    died_at: float = 0.0
+    lessons: Lessons = field(default_factory=Lessons)  #: of its deaths
     throughput: float = 0.0  #: with `running` below: when f was last changed
     running: int = 0
 
@@ -95,12 +91,20 @@ class Ceilings:
     tokens: int
 
 
+def restored(saved: dict[str, Any]) -> State:
+    """A state that was written as JSON; raises KeyError or TypeError if another version wrote it."""
+    lessons = saved["lessons"]
+    levels = {name: Level(**lessons[name]) for name in ("requests", "tokens")}
+    return State(**saved | {"lessons": Lessons(**lessons | levels)})
+
+
 def observe(state: State, seen: Observation, now: float) -> State:
     """The next state after one look."""
     if seen.open:
         return _down(state, seen, now) if state.up else state
     if not state.up:
-        state = dataclasses.replace(state, up=True, up_at=now, since=now, fullest=0.0, queue_ceiling=-1)
+        lessons = deaths.came_up(state.lessons, ceilings(state, now).requests)
+        state = dataclasses.replace(state, up=True, up_at=now, since=now, fullest=0.0, lessons=lessons)
         state = _changed(state, seen, now, state.f)
     if state.since is None or not seen.leases:
         state = _changed(dataclasses.replace(state, since=now), seen, now, state.f)
@@ -110,19 +114,16 @@ def observe(state: State, seen: Observation, now: float) -> State:
 
 def ceilings(state: State, now: float) -> Ceilings:
     """f, and the ceilings that follow from what is usual, from the memory of a death and the slow start after it."""
-    most, tokens = [], -1
+    requests, tokens = state.lessons.ceilings(now)
+    most = [requests]
     if state.usual_requests:
         most.append(max(SLOW_START_REQUESTS, state.usual_requests * HEADROOM))
-    if state.death_requests:
-        share = DEATH_SHARE * 2 ** ((now - state.died_at) / DEATH_HALF_LIFE_SECONDS)
-        most.append(max(1, state.death_requests * share))
-        tokens = int(state.death_tokens * share)
     up = 0.0 if not state.up else SLOW_START_SECONDS if state.up_at is None else now - state.up_at
     if up < SLOW_START_SECONDS:
         most.append(SLOW_START_REQUESTS * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
     if state.queue_ceiling >= 0:
         most.append(state.queue_ceiling)
-    return Ceilings(state.f, int(min(most)) if most else -1, tokens)
+    return Ceilings(state.f, *(int(ceiling) if ceiling < math.inf else -1 for ceiling in (min(most), tokens)))
 
 
 def overflow_tokens(seen: Observation) -> float:
@@ -149,18 +150,15 @@ def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float, waiting
 
 
 def _levels(state: State, seen: Observation, young: bool) -> State:
-    """Remember what is in flight, a little longer than it is: a death is noticed after the level has fallen."""
+    """What is in flight: what of it is usual, and what would be learned if it died now."""
     usual = state.usual_requests or (0.0 if young else float(seen.leases))
     if not young and (seen.wanted or seen.leases > usual):  # fewer because there is no work, or not yet, says nothing
         usual += (seen.leases - usual) * min(1.0, 2 * LOOK_SECONDS / max(1.0, seen.generation_seconds))
+    ceiling = _queue_ceiling(state, seen)
+    brim = 1.0 if ceiling == 1 else seen.use
+    lessons = deaths.looked(state.lessons, seen.leases, seen.running, seen.used_tokens, brim, seen.answers)
     return dataclasses.replace(
-        state,
-        usual_requests=usual,
-        level_requests=max(seen.leases, seen.running or 0, int(state.level_requests * 0.9)),
-        level_tokens=max(seen.used_tokens or 0, int(state.level_tokens * 0.9)),
-        most_requests=max(state.most_requests, min(state.level_requests, seen.running or seen.leases)),
-        fullest=max(state.fullest, seen.use),
-        queue_ceiling=_queue_ceiling(state, seen),
+        state, usual_requests=usual, fullest=max(state.fullest, seen.use), queue_ceiling=ceiling, lessons=lessons
     )
 
 
@@ -172,14 +170,12 @@ def _queue_ceiling(state: State, seen: Observation) -> int:
 
 
 def _down(state: State, seen: Observation, now: float) -> State:
-    state = dataclasses.replace(state, up=False)
-    if not seen.died or state.level_requests < max(2, _ATTRIBUTABLE * state.most_requests):
+    state = dataclasses.replace(state, up=False, queue_ceiling=-1)
+    if not seen.died:
         return state
-    full = state.fullest > USE_AIM or state.fragile
-    return dataclasses.replace(
-        state, died_at=now, death_requests=state.level_requests, death_tokens=state.level_tokens, most_requests=0,
-        f=min(state.f, F_START) if full else state.f, fragile=full,
-    )  # fmt: skip
+    lessons = deaths.died(state.lessons, seen.leases, now)
+    f = min(state.f, F_START) if lessons.full_at == now else state.f
+    return dataclasses.replace(state, f=f, lessons=lessons)
 
 
 def _learn(state: State, seen: Observation, now: float, young: bool) -> State:
@@ -193,7 +189,8 @@ def _learn(state: State, seen: Observation, now: float, young: bool) -> State:
         return state
     if _collapsed(state, seen):
         return _changed(state, seen, now, state.f * _STEP_DOWN_MOST)
-    most, aim = (USE_AIM_FRAGILE, USE_AIM_FRAGILE) if state.fragile else (USE_ALARM, USE_AIM)
+    fragility = state.lessons.fragility(now)
+    most, aim = (use + (USE_AIM_FRAGILE - use) * fragility for use in (USE_ALARM, USE_AIM))
     if state.fullest > most:
         return _changed(state, seen, now, state.f * max(_STEP_DOWN_MOST, (most / state.fullest) ** GAIN))
     if state.f >= F_START:

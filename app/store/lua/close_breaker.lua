@@ -1,4 +1,5 @@
--- close_breaker: an endpoint gets work again, a few requests at first; its observer lets them grow.
+-- close_breaker: an endpoint gets work again, a few requests at first, or fewer if its observer says so; it lets them
+-- grow.
 -- KEYS: open STRING, control HASH, changes STREAM
 -- ARGV: endpoint's URL, requests at first, "1" to end also what a person holds
 -- RETURNS: 1 if it was open, 0 if it was closed already or is held
@@ -7,7 +8,8 @@ if not text then return 0 end
 local state = cjson.decode(text)
 if state.why == 'drained' and ARGV[3] ~= '1' then return 0 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[2], 'requests', ARGV[2])
+local fewer = tonumber(redis.call('HGET', KEYS[2], 'requests') or -1)
+if fewer < 0 or fewer > tonumber(ARGV[2]) then redis.call('HSET', KEYS[2], 'requests', ARGV[2]) end
 if state.told then
   redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'url', ARGV[1], 'change', 'up', 'evidence', state.evidence,
     'since', string.format('%.3f', state.since))
