@@ -27,7 +27,7 @@ def test_a_small_input_starts_no_process_and_a_large_one_does(demo_tokenizer, mo
     alone, together = RenderPool(options, run, False), RenderPool(options, run, False)
     assert alone.apply(where, []).result() == os.getpid()
     monkeypatch.setattr(rendering, "_ALONE_SECONDS", 0.0)
-    monkeypatch.setattr(together, "_processes", 2)
+    monkeypatch.setattr(rendering, "POOL_PROCESSES", 2)
     try:
         together.apply(where, [])
         assert together.apply(where, []).result() == os.getpid()
