@@ -1,7 +1,8 @@
-"""How fast a large run is found again: `python benchmarks/resume.py --rows 1000000 [--folder DIR] [--lay]`.
+"""How soon a large run begins, and is found again: `python benchmarks/resume.py --rows 1000000 [--folder DIR] [--lay]`.
 
-Makes a real run of tiny rows by hand (all but the last ten are done), and measures the same `headrace run` several
-times: until its first new request reaches a simulated server, or its end where nothing is left to do; the most memory
+Begins a run of a thousand rows and one of all of them, from exec to the first request, and stops both there. Then makes
+a real run of tiny rows by hand (all but the last ten are done), and measures the same `headrace run` several times:
+until its first new request reaches a simulated server, or its end where nothing is left to do; the most memory
 of each of its processes; and the ledger's rebuilding alone. About 1.2 KB of disk a row, removed at the end.
 
 --lay: for more rows than the machine has patience. The ledger is laid as a run leaves it, and the two files hold only
@@ -9,6 +10,7 @@ their first line: whoever resumes with a ledger reads none of the others. Only s
 """
 
 import argparse
+import itertools
 import resource
 import shutil
 import subprocess
@@ -93,8 +95,10 @@ def lay_ledger(out: Path) -> None:
         assert rows > 1_000_000 or not ledger.discrepancies()
 
 
-def resume(what: str, out: Path, data: Path, endpoint: RunningSimulator, new: int = 2) -> None:
-    """Start the run, wait for its first new request, note what its processes needed, wait for its end.
+def resume(
+    what: str, out: Path, data: Path, endpoint: RunningSimulator, new: int = 2, *, stop: bool = False
+) -> None:  # fmt: skip
+    """Start the run, wait for its first new request, note what its processes needed, wait for its end (or stop it).
 
     new: requests that show it; the first is the canary. 0: there is nothing to do.
     """
@@ -105,6 +109,8 @@ def resume(what: str, out: Path, data: Path, endpoint: RunningSimulator, new: in
             note_memory(process.pid, most)
             time.sleep(0.05)
         seconds = time.perf_counter() - started
+        if stop:
+            process.terminate()
         process.wait(600)
         total = time.perf_counter() - started
     finally:
@@ -112,6 +118,16 @@ def resume(what: str, out: Path, data: Path, endpoint: RunningSimulator, new: in
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MB" for name, size in most.items())
     took = f"{seconds:>8.1f} s to the first request, {total:.1f} s in all (exit {process.returncode})"
     print(f"{what:<34}{took}; {memory}", flush=True)
+
+
+def begin(folder: Path, data: Path, endpoint: RunningSimulator) -> None:
+    """A first run on the first thousand rows, and one on all."""
+    few = folder / "few.jsonl"
+    with data.open("rb") as file:
+        few.write_bytes(b"".join(itertools.islice(file, 1000)))
+    for what, path in (("begun, a thousand rows", few), ("begun, all rows", data)):
+        resume(what, folder / path.stem, path, endpoint, stop=True)
+        shutil.rmtree(folder / path.stem)
 
 
 def note_memory(pid: int, most: dict[str, int]) -> None:
@@ -153,6 +169,7 @@ def main() -> None:
             data, out, rows = folder / "rows.jsonl", folder / "out", arguments.rows
             with data.open("wb") as file:
                 file.writelines(b'{"prompt":"row %d"}\n' % n for n in range(rows))
+            begin(folder, data, endpoint)
             start(out, data, endpoint.url, "--limit", "1").wait()
             started = time.perf_counter()
             lay_ledger(out) if arguments.lay else write_rows(out, data, rows)

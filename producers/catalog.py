@@ -19,7 +19,7 @@ from producers.readers import RawRow, read_lines_behind, read_records
 from producers.shapes import ShapeOptions, conversation_of, turns_in
 
 CHUNK_ROWS = 256
-_CHUNK_BYTES = 4 << 20  #: from which on a chunk is not added to: rows may be large
+_CHUNK_BYTES = 1 << 20  #: from which on a chunk is not added to: rows may be large
 
 Chunk = list[tuple[int, RawRow]]  # (number of the file in its dataset, record)
 

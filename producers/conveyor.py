@@ -306,14 +306,15 @@ class Conveyor:
 
     def _publish(self, parcels: list[Parcel]) -> None:
         for lane in Lane:
-            if some := [parcel for parcel in parcels if parcel.lane is lane]:
-                self.patiently(
-                    lambda lane=lane, some=some: self._client.lpush(
-                        CELERY_PREFIX + lane.queue, *map(self._envelopes.message, some)
-                    )
-                )
+            of_lane = [parcel for parcel in parcels if parcel.lane is lane]
+            for start in range(0, len(of_lane), _BATCH):
+                some = of_lane[start : start + _BATCH]
+                self.patiently(lambda lane=lane, some=some: self._lay(lane, some))
                 self._queued[lane] += len(some)
         crash_point("message_sent")
+
+    def _lay(self, lane: Lane, parcels: list[Parcel]) -> None:
+        self._client.lpush(CELERY_PREFIX + lane.queue, *map(self._envelopes.message, parcels))
 
 
 def _by_dataset(parcels: list[Parcel]) -> dict[str, list[Parcel]]:

@@ -140,6 +140,16 @@ def test_lost_messages_are_sent_again_and_live_ones_are_not(conveyor, redis_clie
     assert queued(redis_client, Lane.SHORT) == 6
 
 
+def test_many_lost_messages_are_sent_again_by_and_by(redis_client, celery):
+    """A Redis is not stopped by one command with all of them in it."""
+    conveyor = Conveyor(redis_client, celery, "run1", 2000, lambda: False)
+    conveyor.put(parcels(Lane.SHORT, 0, 1200))
+    redis_client.delete(CELERY_PREFIX + Lane.SHORT.queue)
+    redis_client.config_resetstat()
+    assert conveyor.send_again(["d"], at_once=True) == queued(redis_client, Lane.SHORT) == 1200
+    assert redis_client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
+
+
 def test_lost_messages_are_sent_again_though_other_runs_never_leave_a_lane_empty(conveyor, redis_client):
     """Once what waited behind them has been taken, and again what came after that; never while they wait themselves."""
     lane = CELERY_PREFIX + Lane.SHORT.queue
