@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from app.cli.prepare import padded, pinned, prepare, recipe_of, render_options
+from app.cli.meet import padded
+from app.cli.prepare import pinned, prepare, recipe_of, render_options
 from app.cli.run import checked
 from app.errors import OK, SOME_REJECTED, UsageError
 from app.identity import fingerprint

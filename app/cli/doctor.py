@@ -147,7 +147,7 @@ def _redis(url: str | None) -> Iterator[Finding]:
 
 def _endpoints(urls: Sequence[str], api_key: str | None):
     """A finding each; returns what those that answered say of themselves."""
-    from app.cli.prepare import small_pool
+    from app.cli.meet import small_pool
     from app.sglang.client import SGLangClient
     from app.sglang.faults import Fault
     from app.sglang.wire import EndpointInfo
@@ -191,7 +191,7 @@ def _tokenizer(values: Mapping[str, Any], infos: Sequence[Any]) -> Iterator[Find
     if not values["tokenizer"]:
         yield Finding("tokenizer", None, "not looked at", "--tokenizer DIR")
         return
-    from app.cli.prepare import model_vocabulary
+    from app.cli.meet import model_vocabulary
     from app.records import Conversation
     from app.tokenization import Renderer, RenderOptions
 

@@ -1,15 +1,7 @@
-"""The commands that do the work: run, enqueue, produce, worker, collect. Each only puts the parts together."""
+"""The commands that begin a run or go on with it: run, enqueue, produce. Each only puts the parts together."""
 
-import math
 import os
-import signal
-import threading
-import time
-import uuid
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from pydantic import SecretStr
@@ -17,9 +9,10 @@ from pydantic import SecretStr
 from app.cli.changes import OnChange
 from app.cli.limits import limits_sentence, slots_within_limits
 from app.cli.logs import log_to
+from app.cli.stopping import patient, stop_event, stop_like_ctrl_c
 from app.cli.talk import say, show
-from app.errors import INCOMPLETE, OK, SOME_REJECTED, Incomplete, UsageError
-from app.lock import Held, hold
+from app.errors import OK, SOME_REJECTED, Incomplete, UsageError
+from app.lock import hold
 from app.rundir import RunDir
 from app.settings import json_option, load_settings, settings_of
 
@@ -28,7 +21,7 @@ _END_SECONDS = 30.0  # a producer that was told to stop looks every second, and 
 
 def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     """`headrace run`: everything on this machine. line_seconds: between lines where stderr is no terminal."""
-    _stop_like_ctrl_c()
+    stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     on_change = OnChange(values.pop("on_down", None), values.pop("on_up", None))
     settings = checked(values)  # before the imports below: a wrong option is told at once
@@ -66,13 +59,6 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         return code
 
 
-def _stop_like_ctrl_c() -> None:
-    """From the first moment on: whoever is stopped before there is anything to drain ends with code 3, too."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, signal.default_int_handler)
-
-
 def _crew(rundir: RunDir, settings) -> dict[str, str]:
     """Children that can be started before all is checked, each with what it imports; none where all may be done."""
     from app.ledger import Ledger
@@ -103,7 +89,7 @@ def _show_complete(prepared) -> int:
 
 def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
     """`headrace enqueue`: the producer alone, on a Redis that others use too."""
-    _stop_like_ctrl_c()
+    stop_like_ctrl_c()
     api_key, dry = take_api_key(values), values.pop("dry_run", False)
     settings = checked(values)
     if dry:
@@ -112,15 +98,8 @@ def enqueue_command(values: dict[str, Any], *, wait: bool) -> int:
         raise UsageError("headrace enqueue needs --redis URL: the Redis that the workers use.")
     if settings.turns == "all" and not wait:
         raise UsageError("--turns all needs an enqueue that stays, to make each next turn's prompt; drop --no-wait.")
-    from app.cli.prepare import (
-        check_cheaply,
-        gone_if_refused,
-        make_directory,
-        meet_endpoints,
-        prepare,
-        record_digests,
-        record_servers,
-    )
+    from app.cli.meet import meet_endpoints, record_servers
+    from app.cli.prepare import check_cheaply, gone_if_refused, make_directory, prepare, record_digests
     from app.offline.torn import mend_if_free
     from app.store.connection import check, connect, translated
 
@@ -184,126 +163,6 @@ def _produce(settings, run_file, manifest, client, redis_url: str, *, wait: bool
     return SOME_REJECTED if producer.rejected() else OK
 
 
-def worker_command(
-    redis_url: str | None, name: str | None, slots: int, lanes: tuple[str, ...], drain_seconds: float,
-    api_key: str | None,
-) -> int:  # fmt: skip
-    """`headrace worker`."""
-    from app.lanes import Lane
-    from app.store.connection import await_trusted, connect
-    from app.store.names import worker_name
-    from workers.context import WorkerSettings
-    from workers.process import run_worker
-
-    if not redis_url:
-        raise UsageError("headrace worker needs --redis URL: the Redis that the producer uses.")
-    log_to(None)
-    if (held := slots_within_limits(slots)) < slots:
-        say(limits_sentence(slots, held))
-        slots = held
-    key = checked_key(api_key)
-    with connect(redis_url) as client:
-        await_trusted(client, redis_url, _told_once(time.sleep))
-    lanes = lanes or tuple(lane.value for lane in Lane)
-    full_name = worker_name(name or uuid.uuid4().hex[:8], lanes)
-    served = " and ".join(lanes)
-    say(f"worker {full_name} serves the lanes {served} until it is stopped (SIGTERM drains, SIGQUIT stops at once)")
-    return run_worker(
-        WorkerSettings(
-            redis_url=redis_url, name=full_name, slots=slots, lanes=lanes, drain_seconds=drain_seconds, api_key=key
-        )
-    )  # fmt: skip
-
-
-def collect_command(
-    out: Path, redis_url: str | None, on_down: str | None = None, on_up: str | None = None,
-    run_wait_seconds: float = 0.0,
-) -> int:  # fmt: skip
-    """`headrace collect`: under the writer lock, until told to stop."""
-    from app.cli.inspect import existing_run
-    from app.offline.switch import finish_switch
-    from app.samples import SampleFilters
-    from app.store.connection import await_trusted, connect
-    from workers.collector import Collector
-
-    if not redis_url:
-        raise UsageError("headrace collect needs --redis URL: the Redis that the workers use.")
-    log_to(None)
-    stop = stop_event()
-    if not _await_run(RunDir(out.absolute()), run_wait_seconds, stop):
-        return OK
-    finish_switch(RunDir(out.absolute()))
-    rundir, run_file = existing_run(out)
-    filters = SampleFilters.from_json(run_file.filters)
-    with ExitStack() as stack:
-        held = _hold_patiently(stack, lambda: hold(rundir.writer_lock, "writing its files"), stop)
-        await_trusted(client := connect(redis_url), redis_url, _told_once(stop.wait))
-        collector = Collector(rundir, client, run_file.run_id, filters)
-        collector.stopping, collector.refuse_if_lost = stop, held.refuse_if_lost
-        if on_down or on_up:
-            _heed_changes(rundir, redis_url, run_file.run_id, OnChange(on_down, on_up), stop)
-        say(f"writing the files of {out} until it is stopped (SIGTERM)")
-        collector.run()
-    return OK
-
-
-def _heed_changes(rundir: RunDir, redis_url: str, run_id: str, wanted: OnChange, stop: threading.Event) -> None:
-    """Beside the collector, in a thread: it sleeps nearly always, and the files wait for no command."""
-    from app.cli.changes import ChangeCommands
-    from app.store.connection import connect
-    from app.store.fleet import run_at
-
-    client = connect(redis_url)
-    commands = patient(lambda: ChangeCommands(client, wanted, rundir.logs / "commands.log", say))
-
-    def heed() -> None:
-        while not stop.wait(1.0):
-            run = patient(lambda: run_at(client, run_id), math.inf)
-            commands.heed(run.endpoints if run else [])
-
-    threading.Thread(target=heed, name="changes", daemon=True).start()
-
-
-def _told_once(wait: Callable[[float], object]) -> Callable[[str], None]:
-    """A pause that says why, the first time. wait: for so many seconds; true if we are to stop."""
-    told = False
-
-    def pause(trouble: str) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            say(f"{trouble.removesuffix('.')}; waiting for it")
-        if wait(1.0):
-            raise Incomplete("Stopped while Redis was waited for.")
-
-    return pause
-
-
-def _await_run(rundir: RunDir, seconds: float, stop: threading.Event) -> bool:
-    """Wait until a producer has made the run, so long at most; False if told to stop meanwhile."""
-    deadline, told = time.monotonic() + seconds, False
-    while not (rundir.private / "settings.json").exists() and time.monotonic() < deadline:
-        if not told:
-            told = True
-            say(f"waiting for `headrace enqueue` to make a run in {rundir.out}")
-        if stop.wait(0.5):
-            return False
-    if not rundir.out.exists():
-        raise UsageError(f"No such directory: {rundir.out}; `headrace enqueue` makes it (--run-wait SECONDS waits).")
-    return True
-
-
-def _hold_patiently(stack: ExitStack, lock: Callable, stop: threading.Event) -> Held:
-    """A collector that was killed a moment ago may still be going: give it some seconds."""
-    deadline = time.monotonic() + 15.0
-    while True:
-        try:
-            return stack.enter_context(lock())
-        except UsageError:
-            if time.monotonic() > deadline or stop.wait(0.2):
-                raise
-
-
 def checked(values: dict[str, Any]):
     """Settings from the command line."""
     values = dict(values)
@@ -327,39 +186,3 @@ def checked_key(text: str | None) -> SecretStr | None:
     if not (key.isascii() and key.isprintable()):
         raise UsageError("--api-key holds characters that no HTTP header can carry; give the key alone.")
     return SecretStr(key) if key else None
-
-
-def stop_event(ends_within: float | None = None) -> threading.Event:
-    """Set by SIGTERM, SIGINT, SIGQUIT or SIGHUP. ends_within: seconds after which the process ends in any case then.
-
-    By a thread: a handler interrupts whoever waits for the event, or the handler of a signal that came just before
-    (a parent's death sends two), and would wait for a lock that its own thread holds.
-    """
-    event, told = threading.Event(), SimpleQueue()
-
-    def heed() -> None:
-        told.get()
-        event.set()
-        if ends_within is not None:
-            time.sleep(ends_within)
-            os._exit(INCOMPLETE)
-
-    threading.Thread(target=heed, name="stop", daemon=True).start()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: told.put(number))
-    return event
-
-
-def patient(action: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Try again while Redis is away, for a while. Raises StorageError."""
-    from app.errors import StorageError
-    from app.store.connection import AWAY
-
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return action()
-        except AWAY as exc:
-            if time.monotonic() > deadline:
-                raise StorageError(f"Redis does not answer ({exc}).") from exc
-            time.sleep(0.5)

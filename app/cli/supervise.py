@@ -17,7 +17,8 @@ import redis
 
 from app.cli.changes import NOTHING, ChangeCommands, OnChange
 from app.cli.children import Child
-from app.cli.prepare import Prepared, meet_endpoints, record_servers
+from app.cli.meet import meet_endpoints, record_servers
+from app.cli.prepare import Prepared
 from app.cli.serve import FLOWER_AUTH, FLOWER_PORT, made_up_login
 from app.cli.spare import AVAILABLE, Spare
 from app.cli.view import View

@@ -9,7 +9,7 @@ from tests.belt import ROOT
 
 _WAITING = """
 import signal
-from app.cli.run import stop_event
+from app.cli.stopping import stop_event
 stop = stop_event()
 with stop._cond:  # as inside its `wait` and its `set`
     signal.raise_signal(signal.{name})
@@ -28,7 +28,7 @@ def test_who_still_waits_for_something_ends_all_the_same():
     """A producer whose supervisor is dead must not stay, whatever it hangs in."""
     code = """
 import signal, threading
-from app.cli.run import stop_event
+from app.cli.stopping import stop_event
 stop_event(0.1)
 signal.raise_signal(signal.SIGTERM)
 threading.Event().wait()
