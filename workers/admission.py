@@ -4,6 +4,7 @@ The decision itself is made in Redis (lease.lua), over all workers. Tasks that w
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -33,8 +34,7 @@ URGENT_SECONDS = 2.0
 #: Other workers' releases are seen this late: twice as late each time that nothing had come free.
 _POLL_SECONDS, _POLL_MOST_SECONDS = 0.1, 1.0
 _POLL_DOWN_SECONDS = 2.0  # all are away: Redis is not asked; one that returns is told at once, one that is added is not
-_GATHER_SECONDS = 0.003  # releases and arrivals within this time share one decision ...
-_GATHER_SECONDS_PER_LEASE = 0.00002  # ... the more of which there will be the more leases there are
+_GATHER_SECONDS = 0.003  # what comes together is asked for together; how long after a decision, lease.lua says
 _ASK_LEAST, _ASK_MOST = 8, 64
 _SUSPECTS, _GO_ON = "suspects", "go on"  #: queues beside those of the lanes
 
@@ -89,6 +89,7 @@ class _Room:
     )
     ask: int = _ASK_LEAST
     poll_seconds: float = _POLL_SECONDS
+    turn: float = 0.0  #: time.monotonic() from which on it may be asked for again
 
     def enter(self, waiting: _Waiting) -> bool:
         """Join the queue; returns whether it will be asked for at the next decision."""
@@ -190,16 +191,16 @@ class Admission:
         self._wake.set()
 
     async def run_forever(self) -> None:
-        """Decide whenever something changed that could free a share, and at a slow poll while tasks wait."""
-        pause: float | None = None
+        """Decide whenever something changed that could free a share, and at a slow poll while tasks wait; by turns."""
+        pause, turn = None, 0.0
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
-            except TimeoutError:
-                pass
-            await asyncio.sleep(_GATHER_SECONDS + _GATHER_SECONDS_PER_LEASE * len(self._holdings.leases))
+            await asyncio.sleep(max(_GATHER_SECONDS, turn - time.monotonic()))
             self._wake.clear()
-            pauses = [await self._decide(room) for room in list(self._rooms.values())]  # others may come meanwhile
+            rooms = list(self._rooms.values())  # others may come meanwhile
+            pauses = [await self._decide(room) for room in rooms]
+            turn = min((room.turn for room in rooms), default=0.0)
             self._rooms = {run: room for run, room in self._rooms.items() if any(room.queues.values())}
             pause = min((p for p in pauses if p is not None), default=None)
 
@@ -219,7 +220,8 @@ class Admission:
             [keys.EPOCH, keys.EXPECTED, *(key for n in names for key in lease_keys(n))],
             [HOLD_TTL_MS, SETTLE_MS, len(urls), *self._ceilings(run), *self._requests(run, asked)],
         )
-        settling, now_ms, *places = answer
+        settling, now_ms, turn_ms, *places = answer
+        room.turn = time.monotonic() + turn_ms / 1000
         for waiting, place in zip(asked, places, strict=True):
             if place:
                 self._grant(waiting, urls[place - 1], names[place - 1].endpoint, now_ms)

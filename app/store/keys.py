@@ -137,7 +137,7 @@ class EndpointKeys:
 
     @property
     def lease_sums(self) -> str:
-        """HASH group of shares → "how many, their prompt tokens, the squares of those" (prelude/shares.lua)."""
+        """HASH "granted_ms lane allowance kind [company]" → "how many, their prompt tokens, the squares of those"."""
         return self._key("lease-info-sums")
 
     @property
@@ -167,8 +167,9 @@ class EndpointKeys:
 
     @property
     def control(self) -> str:
-        """HASH: what lease.lua decides by (f, rate, foreign, ceilings), what the observer is told (counters), and its
-        health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a canary is out), `silence`.
+        """HASH: what lease.lua decides by (f, rate, foreign, ceilings), the last `turn` to ask that it gave, what the
+        observer is told (counters), and its health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a
+        canary is out), `silence`.
         """
         return self._key("control")
 

@@ -85,6 +85,22 @@ def test_a_lane_that_waits_leaves_slots_and_messages_to_others(redis_client, red
         assert not redis_client.exists(KEYS.payload("d"))
 
 
+def test_a_worker_whose_tasks_wait_asks_at_its_turn(redis_client, redis_url):
+    """Others wait, too: its turn comes half a second later, though its own request ended long before."""
+
+    async def three(keys: list[str]) -> None:
+        context = WorkerContext(WorkerSettings(redis_url, "w1@host"))
+        await context.start()
+        await asyncio.gather(*(generate(context, "run1", "d", key) for key in keys))
+        await context.close()
+
+    with running_simulator(SimulatorConfig(instant=True, output_lengths="fixed", output_mean=10)) as endpoint:
+        redis_client.hset(EndpointKeys(endpoint_key(endpoint.url)).control, "turn", 10**15)
+        asyncio.run(three(put(redis_client, redis_url, manifest(endpoint.url, concurrency=1), 3)))
+    first, second, _ = (int(entry.split(b"-")[0]) for entry, _ in redis_client.xrange(KEYS.responses))
+    assert second - first > 400
+
+
 @pytest.mark.timeout(90)
 def test_lane_ceilings_are_exact_over_all_workers_and_neither_lane_starves(redis_client, redis_url, tmp_path):
     """12 short and 3 long at two workers: never more of either, both full at once, all answered."""

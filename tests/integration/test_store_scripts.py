@@ -1,5 +1,6 @@
 """The Lua scripts on a real Redis: each transition, and what a repeated or late call does."""
 
+import itertools
 import time
 
 import pytest
@@ -38,7 +39,7 @@ def lease(client, requests, ceilings=((-1, -1, -1, -1, -1),), endpoints=(E1,), t
     asked = [word for name, lane, prompt, may in requests for word in (name, lane, prompt, 1, "kind", may, "0", 0)]
     words = [ttl, settle, len(endpoints), *(n for c in ceilings for n in c), *asked]
     answer = scripts.call(client, "lease", keys, words)
-    return [answer[0], *answer[2:]]
+    return [answer[0], *answer[3:]]
 
 
 def test_a_key_is_offered_once(redis_client):
@@ -166,10 +167,15 @@ def test_a_redis_that_forgot_everything_admits_nothing_until_it_settled(redis_cl
 
 def ask(client, *requests, budget=100, per_minute=-1):
     """requests: (id, lane, prompt tokens, urgent). Returns their places at E1."""
+    return answered(client, *requests, budget=budget, per_minute=per_minute)[3:]
+
+
+def answered(client, *requests, budget=100, per_minute=-1):
+    """The same; returns all that is answered."""
     asked = ((name, lane, prompt, 1, "kind", "1", urgent, 0) for name, lane, prompt, urgent in requests)
     words = [word for words in asked for word in words]
     keys = [EPOCH, EXPECTED, *lease_keys(E1)]
-    return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])[2:]
+    return scripts.call(client, "lease", keys, [10_000, 0, 1, -1, -1, -1, budget, per_minute, *words])
 
 
 def release(client, name):
@@ -182,12 +188,34 @@ def test_leases_without_their_sums_are_added_up_anew(redis_client):
     assert ask(redis_client, ("a", "short", 40, 0), ("b", "short", 40, 0)) == [1, 1]
     redis_client.delete(E1.lease_sums)
     assert ask(redis_client, ("c", "short", 40, 0)) == [0]
+    redis_client.delete(E1.lease_sums)
+    redis_client.hset(E1.lease_sums, "short 1 1796004900000 kind", "2 80 3200")  # as they were written before
+    assert ask(redis_client, ("c", "short", 40, 0)) == [0]
     redis_client.zrem(E1.leases, "a")
     redis_client.hdel(E1.lease_info, "a")
     assert ask(redis_client, ("c", "short", 40, 0)) == [1]
     for name in "bc":
         release(redis_client, name)
     assert not redis_client.exists(E1.leases, E1.lease_info, E1.lease_sums)
+
+
+def test_those_who_wait_ask_by_turns(redis_client):
+    """Each is told a later moment than the one before, none one that is far; who got all it asked for takes no turn."""
+    assert answered(redis_client, ("a", "short", 90, 0))[2:] == [3, 1]
+
+    def turn(number: int) -> int:
+        _, _, pause, place = answered(redis_client, (f"w{number}", "short", 20, 0))
+        assert place == 0
+        assert 3 <= pause <= 500
+        return int(redis_client.get(SEEN)) + pause
+
+    turns = list(map(turn, range(20)))
+    assert all(later - earlier >= 3 for earlier, later in itertools.pairwise(turns))
+    before = redis_client.hget(E1.control, "turn")
+    assert answered(redis_client, ("b", "short", 1, 0))[2:] == [3, 1]
+    assert redis_client.hget(E1.control, "turn") == before
+    redis_client.hset(E1.control, "turn", 10**15)  # a clock that was put back
+    turn(20)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -214,7 +242,7 @@ def test_the_script_and_the_pure_module_predict_the_same_peak(redis_client, held
     def takes(pool):
         asked = ["new", "short", prompt, 5000, "known", "1", "0", 0]
         keys = [EPOCH, EXPECTED, *lease_keys(names)]
-        return scripts.call(redis_client, "lease", keys, [60_000, 0, 1, -1, -1, -1, pool, -1, *asked])[2] == 1
+        return scripts.call(redis_client, "lease", keys, [60_000, 0, 1, -1, -1, -1, pool, -1, *asked])[3] == 1
 
     def peak():
         seconds, microseconds = redis_client.time()

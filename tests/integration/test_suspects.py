@@ -26,7 +26,7 @@ def ask(client, *requests, endpoints=(ONE,)):
     ]  # fmt: skip
     keys = [EPOCH, EXPECTED, *(key for names in endpoints for key in lease_keys(names))]
     ceilings = [-1, -1, -1, 10_000, -1] * len(endpoints)
-    return scripts.call(client, "lease", keys, [10_000, 0, len(endpoints), *ceilings, *words])[2:]
+    return scripts.call(client, "lease", keys, [10_000, 0, len(endpoints), *ceilings, *words])[3:]
 
 
 def end(client, key, names=ONE):

@@ -60,7 +60,7 @@ class Fleet(RuleBasedStateMachine):
             words += [ids[-1], lane.value, prompt, allowance, kind, may, "1" if urgent else "0", 0]
         keys = [EPOCH, EXPECTED, *(key for names in ENDPOINTS for key in lease_keys(names))]
         endpoint = [*self.ceilings, KV_TOKENS, -1]
-        _, _, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])
+        _, _, _, *places = scripts.call(self.client, "lease", keys, [ttl, 0, 2, *endpoint, *endpoint, *words])
         return int(self.client.get(SEEN)), places, ids
 
     def held(self, names, now, ids=()):
@@ -135,8 +135,8 @@ class Fleet(RuleBasedStateMachine):
             groups = defaultdict(list)
             for text in self.client.hvals(names.lease_info):
                 share = parse_share(text)
-                group = str(dataclasses.replace(share, prompt_tokens=0)).replace(" 0 ", " ", 1)
-                groups[group.encode()].append(share.prompt_tokens)
+                lane, _, allowance, granted, *kind = str(share).split()
+                groups[" ".join((granted, lane, allowance, *kind)).encode()].append(share.prompt_tokens)
             sums = {key: f"{len(group)} {sum(group)} {sum(n * n for n in group)}" for key, group in groups.items()}
             assert self.client.hgetall(names.lease_sums) == {key: text.encode() for key, text in sums.items()}
 

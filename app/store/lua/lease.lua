@@ -5,7 +5,8 @@
 --       per endpoint: ceiling of requests, of short, of long, KV tokens, requests per minute (each -1: none),
 --       then per request, eldest first: lease id, lane, prompt tokens, allowance, curve, endpoints it may use as a
 --       string of "0"/"1" per endpoint, urgent "0"/"1", company (most requests at its endpoint, itself included; 0: any)
--- RETURNS: {settling_ms left, granted_ms, then per request: index of its endpoint from 1, or 0 if it waits}
+-- RETURNS: {settling_ms left, granted_ms, ms until it may ask again, then per request: index of its endpoint from 1,
+--           or 0 if it waits}
 -- A request joins an endpoint if the predicted peak of all that its pool will hold stays within f * KV (the arithmetic
 -- of app/capacity/peak.py and lengths.py), of several the one with the largest free share; an empty one takes any.
 -- Nobody joins an endpoint at which an elder of its lane was refused. What does not fit while others do becomes
@@ -14,6 +15,7 @@
 -- waits it stands in nobody's way, until it is urgent: then an endpoint empties for it.
 local SLOTS, MARGIN, CLIP, LEAST, RARE, STALE_MS, RESERVED_MS = 64, 3, 4096, 256, 0.005, 10000, 2000
 local GRAIN_MS, GRAIN_MOST_MS = 128, 512
+local GATHER_MS, GATHER_MS_PER_LEASE, GATHER_MOST_MS, GATHER_SHARE, TURN_MOST_MS = 3, 0.04, 43, 0.01, 500
 local REFUSED, NO_ROOM = -1, -2
 local ceil, floor, max, min, sqrt = math.ceil, math.floor, math.max, math.min, math.sqrt
 local ttl, settle, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -23,7 +25,7 @@ if not born then
   redis.call('SET', KEYS[1], born)
 end
 local first = 4 + 5 * count
-local answer = { max(0, tonumber(born) + settle - now), now }
+local answer = { max(0, tonumber(born) + settle - now), now, 0 }
 for e = 1, waking > 0 and count or 0 do
   if redis.call('ZCOUNT', KEYS[5 * e - 2], '-inf', now) > 0 then answer[1] = max(answer[1], waking) end
 end
@@ -79,13 +81,13 @@ local function drop_expired(leases, info)
 end
 
 local function controlled(key, endpoint)
-  local said = redis.call('HMGET', key, 'f', 'rate', 'foreign', 'requests', 'tokens', 'at', 'rpm_left', 'rpm_at')
+  local said = redis.call('HMGET', key, 'f', 'rate', 'foreign', 'requests', 'tokens', 'at', 'rpm_left', 'rpm_at', 'turn')
   endpoint.f, endpoint.rate = tonumber(said[1] or 1), tonumber(said[2] or 0)
   endpoint.foreign = tonumber(said[3] or 0)
   if now - tonumber(said[6] or 0) > STALE_MS then endpoint.f = min(1, endpoint.f) end
   local most = tonumber(said[4] or -1)
   if most >= 0 and (endpoint.all < 0 or most < endpoint.all) then endpoint.all = most end
-  endpoint.most_tokens = tonumber(said[5] or -1)
+  endpoint.most_tokens, endpoint.turn = tonumber(said[5] or -1), tonumber(said[9] or 0)
   if endpoint.rpm > 0 then
     local burst = max(1, endpoint.rpm / 60)
     endpoint.rpm_left = min(burst, tonumber(said[7] or burst) + (now - tonumber(said[8] or now)) * endpoint.rpm / 60000)
@@ -97,22 +99,32 @@ local function add_up(info) -- anew: an older version, or a person, wrote leases
   for _, share in ipairs(redis.call('HVALS', info)) do add_share(info, share, 1) end
 end
 
+local sorts = {} -- of leases: what the names of their groups say beside the moment of the grant, taken apart once
+local function sort_of(text)
+  local lane, allowance, kind, company = string.match(text, '^(%a+) (%d+) (%S+) ?(%d*)$')
+  if not lane then return nil end
+  local sort = { lane = lane, allowance = allowance + 0, curve = curve_of(kind), company = tonumber(company) or math.huge }
+  sorts[text] = sort
+  return sort
+end
+
 local function shares_of(endpoint) -- the hot loop: over groups of leases
   local match, rate, entries, n = string.match, endpoint.rate, {}, 0
-  local held = { all = 0, short = 0, long = 0, tokens = 0 }
+  local held = { all = 0, short = 0, long = 0, tokens = 0, age = 0 }
   endpoint.held, endpoint.entries, endpoint.company = held, entries, math.huge
   local sums = redis.call('HGETALL', endpoint.info .. '-sums')
   for i = 1, #sums, 2 do
-    local lane, allowance, granted, name, company = match(sums[i], '^(%a+) (%d+) (%d+) (%S+) ?(%d*)$')
+    local granted, text = match(sums[i], '^(%d+) (.+)$')
     local number, prompts, squares = match(sums[i + 1], '^(%d+) (%d+) (%d+)$')
-    if company ~= '' then endpoint.company = min(endpoint.company, tonumber(company)) end
-    allowance, number, prompts = allowance + 0, number + 0, prompts + 0
-    local curve, made = curves[name], (now - granted) * rate
-    if curve == nil then curve = curve_of(name) end
+    local sort = sorts[text] or sort_of(text or '')
+    if not sort then break end -- an older version wrote it
+    local lane, allowance, curve, made = sort.lane, sort.allowance, sort.curve, (now - granted) * rate
+    if sort.company < endpoint.company then endpoint.company = sort.company end
+    number, prompts = number + 0, prompts + 0
     if made > allowance - 1 then made = allowance - 1 end
     if made < 0 then made = 0 end
     local left = most_left(curve, made, allowance)
-    held[lane], held.all = held[lane] + number, held.all + number
+    held[lane], held.all, held.age = held[lane] + number, held.all + number, held.age + number * (now - granted)
     held.tokens = held.tokens + prompts + number * made
     entries[n + 1] = {
       curve = curve, made = made, left = left, count = number, held = prompts + number * made,
@@ -225,17 +237,22 @@ end
 
 -- the same for those who are there, in one loop, without `most`; returns the last moment that any of them may see
 local function spread(endpoint, curve, group, present)
-  local mean, variance, grid = endpoint.mean, endpoint.variance, curve.grid
-  local count, held, squares, first = group.count, group.held, group.squares, floor(group.made / step)
-  local low, high, part = grid[first], grid[first + 1], group.made / step - first
-  local k, share, steps, total = 0, 1, 0, held
-  repeat
-    mean[k] = mean[k] + total * share
-    variance[k] = variance[k] + (squares + (held + total) * steps) * share * (1 - share)
-    k, steps, low, high = k + 1, steps + step, high, grid[first + k + 2]
-    share, total = (low + (high - low) * part) / present, held + count * steps
-  until k > group.slot or share <= 0
-  return k - 1
+  local mean, variance, grid, last = endpoint.mean, endpoint.variance, curve.grid, group.slot
+  local count, first = group.count, floor(group.made / step)
+  local part = (group.made / step - first) / present -- both shares of a moment, divided by those present
+  local rest = 1 / present - part
+  local grow, total, bend = count * step, group.held, 2 * count * step * step
+  local square, slope, share, high = group.squares, 2 * group.held * step + bend / 2, 1, grid[first + 1]
+  for k = 0, last do -- total: what they held if none had ended; square: the same for the sum of their squares
+    local sum = square * share
+    mean[k], variance[k] = mean[k] + total * share, variance[k] + sum - sum * share
+    total, square, slope = total + grow, square + slope, slope + bend
+    local low = high
+    high = grid[first + k + 2]
+    share = low * rest + high * part
+    if share <= 0 then return k end
+  end
+  return last
 end
 
 for _, endpoint in ipairs(endpoints) do
@@ -349,7 +366,7 @@ local function reserve(endpoint, request)
   return true
 end
 
-local refused = { short = {}, long = {} } -- per lane: endpoints at which an elder waits
+local refused, waits = { short = {}, long = {} }, false -- per lane: endpoints at which an elder waits
 for _, request in ipairs(requests) do
   local best, chosen, roomless = -1, 0, nil
   for e = 1, count do
@@ -364,6 +381,7 @@ for _, request in ipairs(requests) do
   if chosen > 0 then
     grant(endpoints[chosen], request)
   else
+    waits = true
     if request.urgent and roomless then reserve(endpoints[roomless], request) end
     for e = 1, count do
       if request.company == 0 and string.sub(request.may, e, e) == '1' then refused[request.lane][e] = true end
@@ -376,5 +394,20 @@ for _, endpoint in ipairs(endpoints) do
   if endpoint.rpm > 0 then
     redis.call('HSET', endpoint.control, 'rpm_left', tostring(endpoint.rpm_left), 'rpm_at', string.format('%.0f', now))
   end
+end
+
+-- when to ask again: what comes free, or arrives, until then shares one decision. The longer the more leases there are,
+-- and no longer than a hundredth of their age. Whoever still waits takes the next turn of all that wait, so that each
+-- finds what came free since the turn before, and a fleet asks no more often than one worker would.
+local held, age, turn = 0, 0, now
+for _, endpoint in ipairs(endpoints) do
+  held, age, turn = held + endpoint.held.all, age + endpoint.held.age, max(turn, endpoint.turn)
+end
+local gather = min(GATHER_MS + GATHER_MS_PER_LEASE * held, GATHER_MOST_MS, GATHER_SHARE * age / max(1, held))
+answer[3] = ceil(max(GATHER_MS, gather))
+if waits then
+  turn = min(turn + answer[3], now + TURN_MOST_MS)
+  answer[3] = turn - now
+  for _, endpoint in ipairs(endpoints) do redis.call('HSET', endpoint.control, 'turn', string.format('%.0f', turn)) end
 end
 return answer

@@ -1,11 +1,12 @@
 -- Begins every script that gives or ends a lease: its expiry, its share, and the sums of all shares change together.
 -- A share is "lane prompt allowance granted_ms kind [company]". Shares that differ only in their prompt are one group
--- of the sums: a HASH of the same share without its prompt → "how many, their prompts, the squares of those", so that a
--- decision looks at groups instead of leases. Which is one is lease.lua's doing: it rounds the moment of the grant.
+-- of the sums: a HASH "granted_ms lane allowance kind [company]" → "how many, their prompts, the squares of those", so
+-- that a decision looks at groups instead of leases. Which is one is lease.lua's doing: it rounds the moment of the grant.
 local function add_share(info, share, sign)
-  local lane, prompt, rest = string.match(share, '^(%S+) (%d+) (.+)$')
+  local lane, prompt, allowance, granted, kind = string.match(share, '^(%S+) (%d+) (%d+) (%d+) (.+)$')
   if not lane then return end
-  local sums, group, count, prompts, squares = info .. '-sums', lane .. ' ' .. rest, 0, 0, 0
+  local group = table.concat({ granted, lane, allowance, kind }, ' ')
+  local sums, count, prompts, squares = info .. '-sums', 0, 0, 0
   local text = redis.call('HGET', sums, group)
   if text then count, prompts, squares = string.match(text, '^(%d+) (%d+) (%d+)$') end
   count = count + sign
