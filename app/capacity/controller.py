@@ -156,7 +156,10 @@ def _levels(state: State, seen: Observation, young: bool) -> State:
         usual += (seen.leases - usual) * min(1.0, 2 * LOOK_SECONDS / max(1.0, seen.generation_seconds))
     ceiling = _queue_ceiling(state, seen)
     brim = 1.0 if ceiling == 1 else seen.use
-    lessons = deaths.looked(state.lessons, seen.leases, seen.running, seen.used_tokens, brim, seen.answers)
+    told = seen.running is not None
+    requests = min(seen.leases, seen.running + QUEUE_AIM) if told else seen.leases
+    alive = told or seen.answers > 0
+    lessons = deaths.looked(state.lessons, requests, seen.used_tokens, brim, seen.answers, alive)
     return dataclasses.replace(
         state, usual_requests=usual, fullest=max(state.fullest, seen.use), queue_ceiling=ceiling, lessons=lessons
     )

@@ -44,13 +44,12 @@ class Level:
     seen: float = 0.0  #: highest at which it was ever seen alive
     fatal: float = 0.0  #: at which it died, not held since; 0: none
 
-    def looked(self, there: float, alive: float, weight: float) -> "Level":
-        """After a look. weight: how much of the way to what is alive counts as held now."""
-        held = self.held + max(0.0, alive - self.held) * weight
-        fatal = self.fatal if round(held) < self.fatal else 0.0
+    def looked(self, there: float, weight: float, alive: bool = True) -> "Level":
+        """After a look. weight: how much of the way to what is there counts as held now."""
+        held = self.held + max(0.0, there - self.held) * weight
         return Level(
-            recent=max(there, self.recent * _FADE), held=held, top=max(self.top, self.recent) if alive else self.top,
-            seen=max(self.seen, alive), fatal=fatal,
+            recent=max(there, self.recent * _FADE), held=held, fatal=self.fatal if round(held) < self.fatal else 0.0,
+            top=max(self.top, self.recent) if alive else self.top, seen=max(self.seen, there) if alive else self.seen,
         )  # fmt: skip
 
     def died(self, blamed: bool) -> "Level":
@@ -99,20 +98,20 @@ class Lessons:
         return max(1.0, requests), tokens
 
 
-def looked(
-    lessons: Lessons, leases: int, running: int | None, used_tokens: int | None, brim: float, answers: int
-) -> Lessons:
-    """After a look at an endpoint that is up. None: it does not tell. answers: made since the last look."""
-    weight = min(1.0, answers / _HELD_ANSWERS / max(1, leases))
-    alive = min(leases, running) if running is not None else leases if answers else 0
-    requests = lessons.requests.looked(max(leases, running or 0), alive, weight)
-    tokens = lessons.tokens
-    if used_tokens is not None:  # who is about to die does not tell
-        tokens, brim = tokens.looked(used_tokens, used_tokens, weight), max(brim, lessons.brim * _FADE_BRIM)
-    else:
+def looked(lessons: Lessons, requests: int, tokens: int | None, brim: float, answers: int, alive: bool) -> Lessons:
+    """After a look at an endpoint that is up.
+
+    requests: that run there, and stand in its queue. tokens: in use; None: it does not tell. brim: use of its pool.
+    answers: made since the last look. alive: it told of itself, or answered.
+    """
+    weight = min(1.0, answers / _HELD_ANSWERS / max(1, requests))
+    level, in_use = lessons.requests.looked(requests, weight, alive), lessons.tokens
+    if tokens is None:  # who is about to die does not tell
         brim = lessons.brim
-    deaths = lessons.deaths if requests.fatal or tokens.fatal else 0
-    return dataclasses.replace(lessons, requests=requests, tokens=tokens, brim=brim, deaths=deaths)
+    else:
+        in_use, brim = in_use.looked(tokens, weight), max(brim, lessons.brim * _FADE_BRIM)
+    deaths = lessons.deaths if level.fatal or in_use.fatal else 0
+    return dataclasses.replace(lessons, requests=level, tokens=in_use, brim=brim, deaths=deaths)
 
 
 def came_up(lessons: Lessons, requests: int) -> Lessons:

@@ -20,7 +20,7 @@ def lived(lessons: Lessons, requests: int, answers_each: float, tokens: int = 0,
     """After a life with so many in flight, in which that many answers were made for each; eight looks per answer."""
     tokens = tokens or 10 * requests
     for _ in range(int(8 * answers_each)):
-        lessons = looked(lessons, requests, requests, tokens, brim, requests // 8)
+        lessons = looked(lessons, requests, tokens, brim, requests // 8, alive=True)
     return lessons
 
 
@@ -106,7 +106,7 @@ def test_while_it_hangs_before_it_dies_nothing_counts_as_held():
     """All sockets open for a minute, no answer, no figures: it is not alive."""
     lessons = lived(Lessons(), 96, 0.5)
     for _ in range(240):
-        lessons = looked(lessons, 96, None, None, 0.0, 0)
+        lessons = looked(lessons, 96, None, 0.0, 0, alive=False)
     assert back(lessons, 1000.0).ceilings(1010.0) == (96 * DEATH_SHARE, 960 * DEATH_SHARE)
 
 
