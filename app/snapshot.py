@@ -4,12 +4,14 @@ The ledger (or, from another host, the collector's report) says what is on file,
 way. What nobody knows is -1.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from app.capacity.lengths import Running, seconds_until_all_end
+from app.capacity.lengths import Curve, Running, first_of, later, seconds_until_all_end
+from app.capacity.share import Share
 from app.inventory import UNKNOWN, Live, RunFacts, inventory
 from app.ledger import DatasetCounts
 from app.store.live import WORKER_SECONDS, EndpointNow, Kind, Request, RunNow, WorkerNow
@@ -148,7 +150,7 @@ def _expected(counts: list[DatasetCounts], now: RunNow) -> dict[str, int]:
 
 def _generating(now: RunNow) -> float:
     """Output tokens per second of this run's requests at closed endpoints: as many as there are, at their pace."""
-    mine = {kind.name for kinds in now.kinds.values() for kind in kinds}
+    mine = {name for kinds in now.kinds.values() for kind in kinds for name in (kind.name, later(kind.name))}
     closed = (endpoint for endpoint in now.endpoints if endpoint.open_since is None)
     return sum(1000 * one.pace * sum(share.kind in mine for share in one.shares) for one in closed)
 
@@ -167,12 +169,13 @@ def _seconds_left(counts: list[DatasetCounts], now: RunNow, speed: float, expect
         if total is None:
             return None
         kinds = {kind.name: _believed(kind) for kind in now.kinds.get(one.dataset, ())}
-        whole = _whole_answer(list(kinds.values()))
+        whole = _whole_answer(list(kinds.values()), now.max_new_tokens or math.inf)
         mine = [
-            Running(kinds[share.kind].curve, share.made(now.at * 1000, endpoint.pace), share.allowance,
-                    endpoint.pace * 1000)
-            for endpoint in closed for share in endpoint.shares if share.kind in kinds
-        ]  # fmt: skip
+            _running(now, endpoint, share, kinds[first].curve)
+            for endpoint in closed
+            for share in endpoint.shares
+            if (first := first_of(share.kind) or share.kind) in kinds
+        ]
         running += mine
         if others := max(0, total - one.tokenized - one.rejected - len(mine)):
             if whole is None:
@@ -184,15 +187,23 @@ def _seconds_left(counts: list[DatasetCounts], now: RunNow, speed: float, expect
     return max(tokens / speed + seconds_until_all_end(running), alone)
 
 
+def _running(now: RunNow, endpoint: EndpointNow, share: Share, curve: Curve | None) -> Running:
+    """The answer that a request belongs to. Of one in a later stage it is known that it has its first."""
+    made = share.made(now.at * 1000, endpoint.pace) + (now.stage_tokens if first_of(share.kind) else 0)
+    allowance = now.max_new_tokens if now.stage_tokens else share.allowance
+    return Running(curve, made, allowance, endpoint.pace * 1000)
+
+
 def _believed(kind: Kind) -> Kind:
     return replace(kind, curve=kind.curve.believed(kind.finished)) if kind.curve else kind
 
 
-def _whole_answer(kinds: list[Kind]) -> float | None:
+def _whole_answer(kinds: list[Kind], allowance: float) -> float | None:
     """Expected tokens of an answer of a dataset, None while too few have finished."""
     known = [kind for kind in kinds if kind.curve is not None]
     finished = sum(kind.finished for kind in known)
-    return sum(kind.finished * kind.curve.remaining(0) for kind in known) / finished if finished else None
+    tokens = sum(kind.finished * kind.curve.remaining(0, allowance) for kind in known)
+    return tokens / finished if finished else None
 
 
 def _endpoint(one: EndpointNow) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from app.capacity import controller
-from app.capacity.lengths import Curve, bin_of, learn
+from app.capacity.lengths import Curve, bin_beyond, bin_of, learn
 from app.capacity.peak import Forecast, Held
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
@@ -56,6 +56,12 @@ def everything_at_once(work: list[Request], admission: str) -> Result:
         now = max(now, event)
         engine.advance(now)
     return Result(now, retractions=engine.counters.retractions, peak_running=engine.counters.peak_running)
+
+
+def count(lengths: dict[int, int], tokens: int, *, cut: bool) -> None:
+    """One more answer that ended at that length, as the observer counts them."""
+    number = bin_beyond(tokens) if cut else bin_of(tokens)
+    lengths[number] = lengths.get(number, 0) + 1
 
 
 class Play:
@@ -105,7 +111,7 @@ class Play:
         return self._done(request)
 
     def _done(self, request: Request) -> None:
-        self.finished[bin_of(request.made)] = self.finished.get(bin_of(request.made), 0) + 1
+        count(self.finished, request.made, cut=request.made == request.max_new_tokens)
 
     def _curve(self, request: Request) -> Curve | None:
         return self.curve
@@ -160,7 +166,7 @@ class Play:
             used_tokens=engine.used_tokens, kv_tokens=self.config.kv_tokens, throughput=engine.throughput(),
             retractions=engine.counters.retractions - self.retractions, answers=self.answers,
             generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
-            eldest_seconds=now - min(self.held.values(), default=now),
+            eldest_seconds=now - min(self.held.values(), default=now), ending_tokens=self._ending_tokens(),
         )  # fmt: skip
         self.wanted, self.retractions, self.answers = False, engine.counters.retractions, 0
         names = {request.rid: request for request in self.held}
@@ -170,6 +176,11 @@ class Play:
         self.state = controller.observe(self.state, seen, now)
         if self.todo:
             self.uses.append(seen.use)
+
+    def _ending_tokens(self) -> float:
+        if self.engine.used_tokens < controller.USE_AIM * self.config.kv_tokens:
+            return 0.0
+        return Forecast(map(self._share, self.held)).freed_within(controller.RELIEF_SECONDS * self.rate)
 
     def _learn(self) -> None:
         self.pace = [figure * 0.98 for figure in self.pace]

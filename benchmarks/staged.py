@@ -16,9 +16,9 @@ import random
 import statistics
 from pathlib import Path
 
-from app.capacity.lengths import Curve, bin_of, learn
+from app.capacity.lengths import Curve, learn
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
-from benchmarks.admission import Play
+from benchmarks.admission import Play, count
 
 KV_TOKENS, MEAN, ALLOWANCE = 120_000, 1_500, 6_000
 PACES = {
@@ -78,22 +78,29 @@ class StagedPlay(Play):
         self.stage, self.later_finished, self.later_curve = stage, {}, None
 
     def _done(self, request: Request) -> None:
-        whole = ALLOWANCE - request.payload[0]
+        whole, follower = ALLOWANCE - request.payload[0], next_stage(request, self.stage)
+        cut = follower is not None or whole == ALLOWANCE
         if whole > request.made:
-            self.later_finished[bin_of(request.made)] = self.later_finished.get(bin_of(request.made), 0) + 1
-        follower = next_stage(request, self.stage)
+            count(self.later_finished, request.made, cut=cut)
         if follower is None:
-            self.finished[bin_of(whole)] = self.finished.get(bin_of(whole), 0) + 1
+            count(self.finished, whole, cut=cut)
         else:
             self.todo.appendleft(follower)
 
     def _curve(self, request: Request) -> Curve | None:
-        return self.later_curve if request.payload[0] + request.tokens < ALLOWANCE else self.curve
+        return self.later_curve if _goes_on(request) else self.curve
 
     def _learn(self) -> None:
         super()._learn()
-        later = [self._made(request) for request in self.held if request.payload[0] + request.tokens < ALLOWANCE]
+        made = {request: self._made(request) for request in self.held}
+        later = [tokens for request, tokens in made.items() if _goes_on(request)]
+        first = [tokens for request, tokens in made.items() if not _goes_on(request)]
+        self.curve = learn(self.finished, first + [self.allowance] * len(later), self.allowance)
         self.later_curve = learn(self.later_finished, later, self.allowance)
+
+
+def _goes_on(request: Request) -> bool:
+    return request.payload[0] + request.tokens < ALLOWANCE
 
 
 def compare(server: str, prompts: int, stage: int, seed: int) -> dict[str, float | str]:

@@ -159,10 +159,11 @@ class _Story:
         if stage.matched.isdecimal():
             known.add(int(stage.matched))  # a server may know more of them than our tokenizer's folder
         over = is_over(ask, stage, known.union(self.run.stop_ids))
+        cut = not over or stage.finish_reason == "length"
         if ask.goes_on:
-            self.context.observer.ended(ask.stage_kind, stage.num_output_tokens)
+            self.context.observer.ended(ask.stage_kind, stage.num_output_tokens, cut=cut)
         if over:
-            self.context.observer.ended(ask.kind, len(made.output_ids))
+            self.context.observer.ended(ask.kind, len(made.output_ids), cut=cut)
         return over
 
     async def _stage_made(self, made: Made) -> bool:

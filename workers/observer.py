@@ -11,14 +11,15 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
 import orjson
 
 from app.capacity import controller
-from app.capacity.lengths import bin_of, learn
+from app.capacity.lengths import bin_beyond, bin_of, first_of, learn, parse_curve
+from app.capacity.peak import Forecast, Held
 from app.capacity.share import Share, parse_share
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault
@@ -78,9 +79,10 @@ class Observer:
         if type(retractions) is int and retractions > 0:
             self._counts[control, "retractions"] += retractions
 
-    def ended(self, kind: str, tokens: int) -> None:
-        """An answer, or a later stage of one, ended at that length."""
-        self._counts[keys.lengths(kind), str(bin_of(tokens))] += 1
+    def ended(self, kind: str, tokens: int, *, cut: bool) -> None:
+        """An answer, or a later stage of one, ended at that length; cut: what it was allowed ended it, and it would
+        have gone on."""
+        self._counts[keys.lengths(kind), str(bin_beyond(tokens) if cut else bin_of(tokens))] += 1
 
     def refused(self, lease: Lease) -> None:
         """The endpoint's own queue was full (503)."""
@@ -162,6 +164,9 @@ class Observer:
         held = {name: parse_share(share) for name, share in shares.items()}
         seen.foreign = _foreign(seen, loads, held.values(), now_ms, rate)
         observation = self._observation(url, seen, loads, held, now_ms, fresh, control, opened)
+        if observation.use >= controller.USE_AIM:
+            ending = await self._ending_tokens(held.values(), now_ms, rate)
+            observation = dataclasses.replace(observation, ending_tokens=ending)
         state = _state(state_json)
         now = time.time()
         recall = self._to_recall(observation, held, now_ms, rate)
@@ -205,6 +210,15 @@ class Observer:
 
     # taking requests back
 
+    async def _ending_tokens(self, shares: Collection[Share], now_ms: int, rate: float) -> float:
+        """What those of our requests that end soon give back at the least."""
+        kinds = sorted({share.kind for share in shares})
+        known = await self._courier.command("HMGET", keys.EXPECTED, *kinds) if kinds else []
+        curves = {kind: parse_curve(text.decode()) for kind, text in zip(kinds, known, strict=True) if text}
+        made = [(share, share.made(now_ms, rate)) for share in shares]
+        held = [Held(s.prompt_tokens + m, m, s.allowance, curves.get(s.kind)) for s, m in made]
+        return Forecast(held).freed_within(controller.RELIEF_SECONDS * 1000 * rate)
+
     def _to_recall(self, seen: controller.Observation, held: dict[str, Share], now_ms: int, rate: float) -> list[str]:
         leases = ((s.granted_ms, s.prompt_tokens + s.made(now_ms, rate), name) for name, s in held.items())
         return controller.to_recall(leases, controller.overflow_tokens(seen), seen.waiting or 0)
@@ -242,6 +256,10 @@ class Observer:
             for share in map(parse_share, shares):
                 running[share.kind].append(share.made(now_ms, float(rate or 0)))
                 allowance[share.kind] = max(allowance[share.kind], share.allowance)
+        for kind in [kind for kind in running if first_of(kind)]:  # whoever is in a later stage got through the first
+            first, stage = first_of(kind), allowance[kind]
+            allowance[first] = max(allowance[first], stage)
+            running[first] += [allowance[first]] * len(running[kind])
         for kind, made in running.items():
             finished = _pairs(await self._courier.command("HGETALL", keys.lengths(kind)))
             curve = learn({int(name): int(number) for name, number in finished.items()}, made, allowance[kind])

@@ -8,7 +8,7 @@ stage that was under way. Why nothing else changes: docs/decisions/0009-staged-g
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from app.capacity.lengths import kind_of
+from app.capacity.lengths import kind_of, later
 from app.lanes import Lane, lane_of
 from app.manifest import RunManifest
 from app.records import Made, Task
@@ -24,7 +24,7 @@ class Ask:
     left: int  #: what the answer may get yet, this request included
     lane: Lane  #: of the task, whatever was made of it
     kind: str  #: of answers that end as this one may (app.capacity.lengths.kind_of)
-    stage_kind: str  #: of requests that end as this one may: the same at first, later that of all later stages
+    stage_kind: str  #: of requests that end as this one may: the same at first, later that of all later stages (later)
     goes_on: bool  #: with an answer that has its first stage
 
 
@@ -33,10 +33,10 @@ def ask_of(run: RunManifest, task: Task) -> Ask:
     made = task.made.output_ids if task.made else []
     left = task.max_new_tokens - len(made)
     lane = lane_of(len(task.prompt_token_ids), task.max_new_tokens)
-    kind, later = (kind_of(run.recipe, task.dataset, name) for name in (lane.value, f"{lane.value}+"))
+    kind = kind_of(run.recipe, task.dataset, lane.value)
     return Ask(
         task.prompt_token_ids + made if made else task.prompt_token_ids, min(left, run.stage_tokens or left), left,
-        lane, kind, later if made else kind, bool(made),
+        lane, kind, later(kind) if made else kind, bool(made),
     )  # fmt: skip
 
 

@@ -28,13 +28,13 @@ STALE_SECONDS = 15.0
 HEADROOM = 1.3
 #: A step of f is due after so many generations, and goes so far of the way (a power): its effect comes late.
 SETTLE_GENERATIONS, GAIN = 0.5, 0.5
-#: Looks ahead for which the pool must not overflow if nobody ends; else the youngest requests are taken back: one until
-#: it is seen, one until their holders hear of it, one until the endpoint has.
-RELIEF_LOOKS = 3.0
 #: As long as an answer runs that is older than this share of the time we have fed the endpoint, it is not full yet.
 _YOUNG = 0.7
 #: Looks are so far apart.
 LOOK_SECONDS = 0.25
+#: The pool must not overflow within three looks, or the youngest requests are taken back: one until it is seen, one
+#: until their holders hear of it, one until the endpoint has.
+RELIEF_SECONDS = 3 * LOOK_SECONDS
 _STEP_UP_MOST, _STEP_DOWN_MOST, _STEP_BACK, _STEP_ALARM = 1.05, 0.97, 0.95, 0.98
 _SETTLE_LEAST_SECONDS, _SETTLE_MOST_SECONDS = 2.0, 120.0
 
@@ -58,6 +58,7 @@ class Observation:
     answers: int = 0  #: since the last look
     generation_seconds: float = 10.0  #: how long an answer takes, about
     eldest_seconds: float = 0.0  #: age of the eldest request there
+    ending_tokens: float = 0.0  #: given back within RELIEF_SECONDS by requests that end, at the least
 
     @property
     def use(self) -> float:
@@ -127,10 +128,11 @@ def ceilings(state: State, now: float) -> Ceilings:
 
 
 def overflow_tokens(seen: Observation) -> float:
-    """Tokens by which a pool that is nearly full will soon be too small if none of what runs ends meanwhile."""
+    """Tokens by which a pool that is nearly full will soon be too small, whatever ends beyond what is certain to."""
     if not seen.kv_tokens or not seen.used_tokens or not seen.throughput or seen.use < USE_AIM:
         return 0.0
-    return max(0.0, seen.used_tokens + RELIEF_LOOKS * LOOK_SECONDS * seen.throughput - seen.kv_tokens)
+    grown = RELIEF_SECONDS * seen.throughput - seen.ending_tokens
+    return max(0.0, seen.used_tokens + max(0.0, grown) - seen.kv_tokens)
 
 
 def to_recall(leases: Iterable[tuple[float, float, str]], tokens: float, waiting: int = 0) -> list[str]:

@@ -19,6 +19,7 @@ ENOUGH_FINISHED = 30
 #: Knots of a curve at most: it is parsed inside Redis.
 MOST_KNOTS = 32
 _BINS_PER_OCTAVE = 8
+_LATER = "+"
 #: An answer beyond everything known is expected to make so many more.
 LEAST_REMAINING = 256
 #: A curve ends where fewer than this share of the answers get.
@@ -39,10 +40,25 @@ def edge(number: int) -> float:
     return 2.0 ** (number / _BINS_PER_OCTAVE)
 
 
+def bin_beyond(tokens: int) -> int:
+    """The first bin that holds nothing shorter: what an allowance cut would have got further than that."""
+    return math.ceil(_BINS_PER_OCTAVE * math.log2(max(1, tokens)))
+
+
 @lru_cache(maxsize=4096)
 def kind_of(recipe: str, dataset: str, lane: str) -> str:
     """Name of a kind of task: those of one recipe, dataset and lane share what is learned of their lengths."""
     return blake2b(f"{recipe}\0{dataset}\0{lane}".encode(), digest_size=6, person=b"lengths").hexdigest()
+
+
+def later(kind: str) -> str:
+    """The kind of those requests that go on with an answer of this kind (workers/stages.py)."""
+    return kind + _LATER
+
+
+def first_of(kind: str) -> str | None:
+    """The kind of whole answers that later stages of this kind belong to; None if it is one itself."""
+    return kind.removesuffix(_LATER) if kind.endswith(_LATER) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +76,16 @@ class Curve:
         x0, x1, y0, y1 = self.made[at - 1], self.made[at], self.share[at - 1], self.share[at]
         return y0 + (y1 - y0) * (made - x0) / (x1 - x0)
 
-    def remaining(self, made: float) -> float:
-        """E[length - made | length > made]: the area under the curve to the right, over its height there."""
+    def remaining(self, made: float, allowance: float = math.inf) -> float:
+        """E[length - made | length > made], none being longer than the allowance: the area under the curve from there
+        to it, over its height there."""
         height = self.alive(made)
         if height <= 0:
             return 0.0
-        points = [(made, height), *((x, y) for x, y in zip(self.made, self.share, strict=True) if x > made)]
+        knots = zip(self.made, self.share, strict=True)
+        points = [(made, height), *((x, y) for x, y in knots if made < x < allowance)]
+        if points[-1][0] < allowance < self.made[-1]:
+            points.append((allowance, self.alive(allowance)))
         return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points)) / height
 
     def believed(self, finished: int) -> "Curve":
@@ -94,7 +114,7 @@ def most_left(curve: Curve | None, made: float, allowance: int) -> float:
 
 def remaining(curve: Curve | None, made: float, allowance: int) -> float:
     """Tokens that an answer is expected to make yet (without a curve: to SGLang's clip), within its allowance."""
-    left = curve.remaining(made) if curve else expected_output_tokens(allowance) - made
+    left = curve.remaining(made, allowance) if curve else expected_output_tokens(allowance) - made
     return max(1.0, min(left if left > 0 else LEAST_REMAINING, allowance - made))
 
 
@@ -137,15 +157,16 @@ def seconds_until_all_end(answers: Sequence[Running]) -> float:
 def learn(finished: Mapping[int, int], running: Iterable[int], allowance: int) -> Curve | None:
     """The curve of a kind of task, None while too few have finished.
 
-    finished: bin → answers that ended in it. running: tokens made by each that still runs. allowance: the largest
-    max_new_tokens among them. The estimator is Kaplan and Meier's: in each bin, of those that got there, how many end.
+    finished: bin → answers that ended in it; those that their allowance cut count beyond it. running: tokens made by
+    each that still runs. allowance: the largest max_new_tokens among them. The estimator is Kaplan and Meier's: in each
+    bin, of those that got there, how many end.
     """
     if sum(finished.values()) < ENOUGH_FINISHED:
         return None
     still: dict[int, int] = {}
     for made in running:
         still[bin_of(made)] = still.get(bin_of(made), 0) + 1
-    clip = bin_of(expected_output_tokens(allowance))
+    clip = bin_beyond(expected_output_tokens(allowance))
     last = max([clip, *finished, *still]) + 1
     return _curve(_survival(finished, still, clip, last), min(finished))
 
@@ -166,11 +187,12 @@ def _survival(finished: Mapping[int, int], still: Mapping[int, int], clip: int, 
 
 
 def _curve(survival: list[float], first: int) -> Curve:
-    """The knots of a survival curve: few, and none where hardly anybody gets."""
-    stop = max(first + 1, max(n for n, share in enumerate(survival) if share > RARE))
-    stride = math.ceil((stop - first) / (MOST_KNOTS - 3))
+    """The knots of a survival curve: few, the last two where the last bin begins that more than a few get to, and where
+    it ends."""
+    last = max(first, max(n for n, share in enumerate(survival) if share > RARE))
+    stride = math.ceil((last - first) / (MOST_KNOTS - 3)) or 1
     at = {0: 1.0}
-    for number in range(max(1, first), stop, stride):
+    for number in [*range(max(1, first), last, stride), last]:
         at[math.ceil(edge(number))] = round(survival[number], 4)  # small bins may share a whole number of tokens
-    at[max(max(at) + 1, math.ceil(edge(stop)))] = 0.0
+    at[max(max(at) + 1, math.ceil(edge(last + 1)))] = 0.0
     return Curve(tuple(at), tuple(at.values()))

@@ -38,6 +38,7 @@ class Forecast:
     def __init__(self, requests: Iterable[Held], candidates: Iterable[Held] = ()):
         """candidates: those that may be asked about or join later."""
         requests = list(requests)
+        self._count = len(requests)
         self.step = max(1.0, max(map(_reach, [*requests, *candidates]), default=1.0) / SLOTS)
         self._grids: dict[Curve, list[float]] = {}
         self._mean, self._variance, self._most = ([0.0] * (SLOTS + 1) for _ in range(3))
@@ -56,11 +57,20 @@ class Forecast:
     def add(self, request: Held) -> None:
         """This request joins."""
         self._mean, self._variance, self._most = self._with(request)
+        self._count += 1
 
     @property
     def peak(self) -> float:
         """The peak as it is."""
         return max(map(_high, self._mean, self._variance, self._most))
+
+    def freed_within(self, steps: float) -> float:
+        """Tokens by which what these hold will stay below what it would be so many steps from now if none ended, at
+        all moments until then: what those that end give back at the least, MARGIN deviations below the expectation."""
+        last = min(SLOTS, steps / self.step)
+        figures = self._mean, self._variance, self._most
+        highest = max(_high(*(_at(one, place) for one in figures)) for place in [*range(1, math.ceil(last)), last])
+        return max(0.0, self._most[0] + self._count * last * self.step - highest)
 
     def _with(self, request: Held) -> tuple[list[float], list[float], list[float]]:
         mean, variance, most = self._mean.copy(), self._variance.copy(), self._most.copy()
@@ -108,6 +118,12 @@ def _high(mean: float, variance: float, most: float) -> float:
 def _reach(request: Held) -> float:
     """How far ahead of now a request of this kind may make it necessary to look."""
     return request.curve.made[-1] if request.curve else most_left(None, request.made, request.allowance)
+
+
+def _at(figures: list[float], place: float) -> float:
+    """Between two moments."""
+    slot = min(int(place), SLOTS - 1)
+    return _between(figures, slot, place - slot)
 
 
 def _between(grid: list[float], slot: int, part: float) -> float:

@@ -97,6 +97,7 @@ class RunNow:
     expected_rows: dict[str, int] = field(default_factory=dict)  #: per dataset, while its input is being read
     kinds: dict[str, list[Kind]] = field(default_factory=dict)  #: per dataset
     max_new_tokens: int = 0
+    stage_tokens: int = 0  #: 0: whole answers
     memory_bytes: int = 0
     memory_limit_bytes: int = 0  #: 0: none
 
@@ -153,7 +154,8 @@ def look(
         workers=list(_workers(workers, now_ms / 1000)), figures=parse_figures(figures),
         expected_rows={name.decode(): int(number) for name, number in expected_rows.items()},
         kinds={name: [_kind(run, name, lane, *_take(replies, 2)) for lane in Lane] for name in names},
-        max_new_tokens=run.max_new_tokens, memory_bytes=memory["used_memory"], memory_limit_bytes=memory["maxmemory"],
+        max_new_tokens=run.max_new_tokens, stage_tokens=run.stage_tokens or 0, memory_bytes=memory["used_memory"],
+        memory_limit_bytes=memory["maxmemory"],
     )  # fmt: skip
 
 

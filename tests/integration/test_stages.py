@@ -1,8 +1,13 @@
 """Answers made in stages are the answers that whole requests bring; what a crash leaves of them is gone on with."""
 
+import asyncio
 import signal
 from collections.abc import Sequence
 
+import pytest
+
+from app.capacity.lengths import bin_beyond, bin_of, kind_of, later, parse_curve
+from app.capacity.share import Share
 from app.celery_app import GENERATE_TASK, make_app
 from app.lanes import Lane
 from app.manifest import RunManifest
@@ -11,9 +16,11 @@ from app.records import Made, Task
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store import scripts
 from app.store.holders import forget_worker
-from app.store.keys import EndpointKeys, RunKeys
+from app.store.keys import EXPECTED, EndpointKeys, RunKeys, lengths
 from app.store.names import worker_name
+from app.urls import endpoint_key
 from tests.belt import manifest, published, put, until, worker
+from workers.context import WorkerContext, WorkerSettings
 
 STAGE, ALLOWANCE, ROWS = 8, 40, 120
 
@@ -74,6 +81,38 @@ def test_a_worker_that_dies_between_two_stages_costs_none(redis_client, redis_ur
             assert endpoint.stats()["generated_tokens"] == 2 * ALLOWANCE
     assert (record["stages"], record["attempt"]) == (5, 1)
     assert (record["output_ids"], record["text"]) == (whole["output_ids"], whole["text"])
+
+
+def test_a_stage_that_was_cut_is_no_end_of_an_answer(redis_client, redis_url, tmp_path):
+    """Answers of 17 in stages of 7: each has a later one that got further than 7, and one that ended at 3."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=17, step_seconds=0.0005)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        run = run_of(endpoint.url, "staged", stage_tokens=7)
+        put(redis_client, redis_url, run, 5)
+        records(redis_client, "staged", 5)
+        kind = kind_of(run.recipe, "d", Lane.SHORT.value)
+        ended = [lambda: redis_client.hgetall(lengths(kind)), lambda: redis_client.hgetall(lengths(later(kind)))]
+        until(lambda: sum(map(int, ended[1]().values())) == 10, what="ten later stages")
+        assert ended[0]() == {b"%d" % bin_of(17): b"5"}
+        assert ended[1]() == {b"%d" % bin_beyond(7): b"5", b"%d" % bin_of(3): b"5"}
+
+
+def test_answers_in_a_later_stage_count_as_longer_than_the_first(redis_client, redis_url):
+    """30 short ones ended and 60 go on: a first stage's forecast must not believe that all end before it does."""
+    url = "http://127.0.0.1:9"
+    names, kind = EndpointKeys(endpoint_key(url)), kind_of("recipe", "d", Lane.SHORT.value)
+    redis_client.hset(lengths(kind), bin_of(50), 30)
+    for number in range(60):
+        redis_client.hset(names.lease_info, str(number), str(Share("short", 200, 100, 1, later(kind))))
+
+    async def learn() -> None:
+        context = WorkerContext(WorkerSettings(redis_url, "w1@host"))
+        context.endpoints.use(manifest(url))
+        await context.observer._learn()
+        await context.close()
+
+    asyncio.run(learn())
+    assert parse_curve(redis_client.hget(EXPECTED, kind).decode()).alive(99) == pytest.approx(60 / 90, abs=0.05)
 
 
 def test_a_stage_is_kept_by_whoever_holds_the_key_alone(redis_client):

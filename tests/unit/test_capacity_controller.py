@@ -139,9 +139,12 @@ def test_after_a_return_it_starts_slowly():
 
 
 def test_the_youngest_are_recalled_before_the_pool_overflows():
-    """As many as free the tokens that will be missing if nobody ends in three looks; the eldest always stays."""
+    """As many as free the tokens that will be missing in three looks, if only those end that surely do; the eldest
+    always stays."""
     full = replace(ROOM, used_tokens=92_000, throughput=20_000.0)
     assert overflow_tokens(full) == 92_000 + 3 * 5_000 - 100_000
+    assert overflow_tokens(replace(full, ending_tokens=5_000)) == 92_000 + 3 * 5_000 - 5_000 - 100_000
+    assert overflow_tokens(replace(full, ending_tokens=7_000)) == 0
     assert overflow_tokens(replace(full, throughput=9_000.0)) == 0
     leases = [(1.0, 9000.0, "old"), (3.0, 1000.0, "new"), (2.0, 4000.0, "middle")]
     assert to_recall(leases, 500) == ["new"]

@@ -9,6 +9,7 @@ from app.capacity.lengths import (
     LEAST_REMAINING,
     MOST_KNOTS,
     Curve,
+    bin_beyond,
     bin_of,
     learn,
     most_left,
@@ -50,6 +51,16 @@ def test_answers_that_still_run_count_as_longer():
     assert mean(told) > 0.9 * truth
 
 
+@pytest.mark.parametrize("allowance", [1000, 1024, 1500])
+def test_who_is_cut_by_an_allowance_is_expected_to_get_to_it(allowance):
+    """Half of the answers end before it: at its last token the other half is still there, not on its way down."""
+    short = histogram([200 + n % 400 for n in range(60)])
+    cut = {bin_beyond(allowance): 60}
+    assert learn(short | cut, [], allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)
+    assert learn(short, [allowance] * 60, allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)  # gone on
+    assert learn(histogram([50] * 30), [], allowance).alive(allowance - 1) == pytest.approx(4 / 34, abs=0.01)  # pretended
+
+
 def test_before_enough_have_finished_the_servers_own_clip_counts():
     """min(max_new_tokens, 4096) less what is made; beyond it a little; never more than the allowance leaves."""
     assert learn(histogram(LENGTHS[: ENOUGH_FINISHED - 1]), [], 8192) is None
@@ -77,6 +88,6 @@ def test_what_is_left_is_the_mean_of_the_lengths_beyond():
     even = Curve((0, 1000), (1.0, 0.0))
     assert even.remaining(0) == 500
     assert even.remaining(400) == pytest.approx(300)
-    assert remaining(even, 400, 550) == 150
+    assert remaining(even, 400, 550) == pytest.approx(131.25)  # a quarter of them would have ended by then
     assert remaining(even, 2000, 4096) == LEAST_REMAINING
     assert remaining(None, 96, 8192) == 4000

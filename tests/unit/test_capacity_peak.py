@@ -74,3 +74,14 @@ def test_a_candidate_counts_as_if_it_had_been_there(requests, prompt, allowance,
 def test_no_forecast_is_below_what_is_held_now(requests):
     """The present counts as a moment."""
     assert Forecast(requests).peak >= sum(r.tokens for r in requests) * (1 - 1e-9)
+
+
+def test_what_is_freed_soon_is_what_surely_ends_before_the_pool_is_at_its_fullest():
+    """Those that end at their allowance end the growth then; of chance counts what the margin leaves; of none, 0."""
+    certain = [Held(900, 900, 1000, None)] * 40
+    assert Forecast(certain).freed_within(50) == 0
+    assert Forecast([*certain, Held(5, 0, 4096)]).freed_within(200) == 41 * (200 - 2 * 64)
+    assert Forecast([Held(100, 100, 8192, CURVE)] * 40).freed_within(20) == pytest.approx(0, abs=1)
+    many, few = (Forecast([Held(1900, 1900, 8192, CURVE)] * n).freed_within(400) / n for n in (400, 4))
+    assert many > few >= 0
+    assert Forecast([]).freed_within(100) == 0

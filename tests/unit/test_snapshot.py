@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.capacity.lengths import Curve, bin_of, learn
+from app.capacity.lengths import Curve, bin_of, later, learn
 from app.capacity.share import Share
 from app.cli.watching import is_worked_on
 from app.inventory import RunFacts
@@ -106,6 +106,16 @@ def test_the_end_of_a_short_run_is_estimated_neither_short_nor_long(done):
         )  # fmt: skip
         ratios.append(told / (max(end for _, end in spans) - at))
     assert sum(ratios) / len(ratios) == pytest.approx(1, abs=1 / 4)
+
+
+def test_the_stages_that_an_answer_still_needs_count():
+    """A request in a first stage is a whole answer to make, one in a later stage what is left beyond the first."""
+    stages = {"stage_tokens": 400, "max_new_tokens": 4096}
+    tokens = (counts().rows - counts().tokenized) * 1000
+    first = tuple(Share("short", 20, 400, 1_000_000, "short-kind") for _ in range(10))
+    second = tuple(Share("short", 420, 400, 1_000_000, later("short-kind")) for _ in range(10))
+    assert eta(endpoints=[endpoint(shares=first)], **stages) == round(tokens / 500)
+    assert eta(endpoints=[endpoint(shares=second)], **stages) == round((tokens - 10 * 400) / 500)
 
 
 def test_what_is_away_makes_no_tokens():
