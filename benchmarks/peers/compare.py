@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers.compare [--venvs DIR] [--only NAME] [--json FILE] [--rows 500] [--away-seconds 30]
 
-The endpoint runs 64 requests at once, each of 100 tokens takes a second. steady: undisturbed. killed: SIGKILL of the
-whole process group when half of the rows have been answered, then the same command again. away: it refuses for so long
-from a third of the rows on. Where rows are missing at the end, the same command once more shows whether that mends it.
+The endpoint runs 64 requests at once, each of 100 tokens takes a second. steady: undisturbed. killed: SIGKILL of all
+processes at once when half of the rows have been answered, then the same command again. away: the endpoint refuses for
+so long from a third of the rows on. Where rows are missing at the end, the same command once more shows whether that
+mends it.
 Peers from PyPI take part where --venvs says that benchmarks/peers/setup.sh put them. With --json a peer's figures
 replace its old ones in the file, and the table shows everybody in it.
 
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -147,9 +148,13 @@ def away(play: Play, seconds: float) -> Figures:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """SIGKILL of its whole group."""
+    """SIGKILL of its whole group, and of what it started in groups of their own."""
     if process.poll() is None:
+        below = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
+        for one in below:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         process.wait()
 
 

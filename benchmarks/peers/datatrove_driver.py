@@ -1,4 +1,7 @@
-"""datatrove's InferenceRunner (PyPI) on the same prompts, with its checkpoints; arguments as evening.py's."""
+"""datatrove's InferenceRunner (PyPI) on the same prompts, with its checkpoints; arguments as evening.py's.
+
+It reaches an endpoint on 127.0.0.1 by a few lines of its own, and one on another host by OpenAI's client: two entries.
+"""
 
 import json
 import sys
@@ -22,7 +25,7 @@ def main(url: str, prompts: str, out: str, concurrency: str, max_tokens: str) ->
     rows = [json.loads(line) for line in Path(prompts).read_text().splitlines()]
     folder = Path(out).parent
     config = InferenceConfig(
-        server_type="endpoint", endpoint_url=url, model_name_or_path="default",
+        server_type="endpoint", endpoint_url=url, api_key="none", model_name_or_path="default",
         max_concurrent_generations=int(concurrency),
         default_generation_params={"max_tokens": int(max_tokens), "temperature": 1.0},
     )  # fmt: skip

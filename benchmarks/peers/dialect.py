@@ -1,6 +1,7 @@
-"""A translator between a simulated SGLang server and peers that know vLLM's chat completions only: the same request and
-answer, with the ids where vLLM has them (`prompt_token_ids` beside `choices`, `token_ids` in a choice). While the
-server is away it cuts each connection, so a peer meets an endpoint that is away. Part of this benchmark alone.
+"""A translator between a simulated SGLang server and peers that it would not suit: the same request and answer, with
+the ids where vLLM has them (`prompt_token_ids` beside `choices`, `token_ids` in a choice), and `/chat/completions`
+without `/v1` too. While the server is away it cuts each connection, so a peer meets an endpoint that is away. Part of
+this benchmark alone.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ class _Translator:
         body = await request.read() or None
         headers = {"Content-Type": "application/json"}
         try:
-            url = self._server + request.path
-            async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+            path = f"/v1{request.path}" if request.path.startswith("/chat/") else request.path
+            async with self._session.request(request.method, self._server + path, data=body, headers=headers) as answer:
                 return web.json_response(translated(await answer.json()), status=answer.status)
         except aiohttp.ClientConnectionError:
             request.transport.abort()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.acceptance.harness import TOKENIZER
@@ -99,6 +99,11 @@ def _driver(name: str) -> Callable[[Job], list[str]]:
     return command
 
 
+def _elsewhere(job: Job) -> list[str]:
+    """datatrove on an endpoint whose name is not the loopback's that it knows."""
+    return _driver("datatrove_driver.py")(replace(job, url=job.url.replace("127.0.0.1", "127.1")))
+
+
 def _headrace(job: Job) -> list[str]:
     words = [job.python, "-m", "app.cli.main", "run", f"rows={job.prompts}", "--endpoint", job.url, "--tokenizer",
              TOKENIZER, "--out", job.out, "--concurrency", CONCURRENCY, "--max-new-tokens", MAX_TOKENS]  # fmt: skip
@@ -157,7 +162,7 @@ def _of_datatrove(out: Path) -> Found:
 PEERS = {
     "headrace": Peer("Headrace", _headrace, _of_headrace, "none needed"),
     "evening": Peer(
-        "an evening's script (`benchmarks/peers/evening.py`)", _driver("evening.py"), _plain, "three tries a row"
+        "an evening's script", _driver("evening.py"), _plain, "three tries a row"
     ),
     "evening-dialect": Peer(
         "the same through the translator", _driver("evening.py"), _plain, "three tries a row", dialect=True
@@ -167,8 +172,12 @@ PEERS = {
         dialect=True,
     ),
     "datatrove": Peer(
-        "datatrove's InferenceRunner", _driver("datatrove_driver.py"), _of_datatrove,
+        "datatrove's InferenceRunner, endpoint on 127.0.0.1", _driver("datatrove_driver.py"), _of_datatrove,
         "`checkpoints_local_dir`, `records_per_chunk=100`; six attempts a request, built in", "datatrove",
+    ),
+    "datatrove-elsewhere": Peer(
+        "the same, endpoint on another host", _elsewhere, _of_datatrove,
+        "`checkpoints_local_dir`, `records_per_chunk=100`; six attempts a request, built in", "datatrove", dialect=True,
     ),
     "curator": Peer(
         "curator", _driver("curator_driver.py"), _plain,

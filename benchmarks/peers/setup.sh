@@ -22,8 +22,8 @@ venv() { # NAME REQUIREMENT...
 wanted=${*:-flexllm async-batch-llm datatrove distilabel bespokelabs-curator speculators}
 venv flexllm flexllm==0.17.10
 venv async-batch-llm 'async-batch-llm[openai]==0.28.0'
-# Its extra `inference` brings vllm and sglang; this is the rest of it.
-venv datatrove 'datatrove[io]==0.10.1' aiofiles httpx aiosqlite 'numpy<2.3'
+# Its extra `inference` brings vllm and sglang; this is the rest of it, and the client of its `endpoint`.
+venv datatrove 'datatrove[io]==0.10.1' aiofiles httpx aiosqlite 'numpy<2.3' openai
 # It imports requests and does not ask for it.
 venv distilabel 'distilabel[openai]==1.5.3' requests
 venv bespokelabs-curator bespokelabs-curator==0.1.31
