@@ -7,6 +7,7 @@ and after ten seconds counts as 1 at most.
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time

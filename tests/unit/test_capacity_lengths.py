@@ -58,7 +58,7 @@ def test_who_is_cut_by_an_allowance_is_expected_to_get_to_it(allowance):
     cut = {bin_beyond(allowance): 60}
     assert learn(short | cut, [], allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)
     assert learn(short, [allowance] * 60, allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)  # gone on
-    assert learn(histogram([50] * 30), [], allowance).alive(allowance - 1) == pytest.approx(4 / 34, abs=0.01)  # pretended
+    assert learn(histogram([50] * 30), [], allowance).alive(allowance - 1) == pytest.approx(4 / 34, abs=0.01)
 
 
 def test_before_enough_have_finished_the_servers_own_clip_counts():
