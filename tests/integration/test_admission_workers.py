@@ -45,7 +45,7 @@ def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_clien
         assert len(redis_client.hgetall(EXPECTED)) == 1
         control = redis_client.hgetall(EndpointKeys(endpoint_key(endpoint.url)).control)
         assert int(control[b"done"]) >= 300 - 30  # the last look may lie a moment back
-        assert float(control[b"rate"]) == pytest.approx(1 / 4.3, rel=0.25)  # tokens per ms: a step of 4 ms and a bit
+        assert float(control[b"rate"]) == pytest.approx(1 / 4.3, rel=0.5)  # tokens per ms: a step of 4 ms and a bit
 
 
 def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
