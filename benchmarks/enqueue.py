@@ -9,9 +9,10 @@ Rows of about 20 tokens, the bundled tokenizer, a private Redis that somebody em
                  (Producer.batch of 500, explicit argsrepr)
     both         tokenizer and broker at once: what one would get that had nothing else to do with these cores
 
-The limits are measured before and after the producer, and their means taken; `ratio` is the producer's rate by the
-slower of the tokenizer and the broker, each of which has all cores to itself while it is measured. The CPU of a row, in
-the producer's own process and in its pool (starts included), hardly depends on what else the machine does.
+The limits are measured before and after the producer, and their means taken. `ratio` is the producer's rate by the
+slower of the tokenizer and the broker, each of which has all cores to itself while it is measured; `ratio_to_both` by
+the two of them at once, sharing the cores as they do in a run. The CPU of a row, in the producer's own process and in
+its pool (starts included), hardly depends on what else the machine does.
 """
 
 import argparse
@@ -183,6 +184,7 @@ def main() -> None:
     before, figures, after = limits(few), whole(arguments.rows), limits(few)
     figures |= {name: (before[name] + after[name]) / 2 for name in before}
     figures["ratio"] = figures["headrace"] / min(figures["tokenizer"], figures["broker"])
+    figures["ratio_to_both"] = figures["headrace"] / figures["both"]
     for name, value in figures.items():
         print(f"{name:<26} {value:>14,.2f}")
     if arguments.json:

@@ -21,13 +21,12 @@ from app.store.connection import AWAY
 from app.store.keys import CELERY_PREFIX, DEATHS, EndpointKeys, RunKeys
 from producers.aside import Aside
 from producers.envelopes import Envelopes
-from producers.rendering import Parcel, parcel_of
+from producers.rendering import Parcel
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.0
 _BATCH = 500
-_MOST_AGAIN = 100_000
 _STREAM_HIGH_WATER = 20_000  #: responses not yet written, above which nothing new is sent
 
 
@@ -46,11 +45,8 @@ class Conveyor:
         self._queued: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self._looked_at = 0.0
         self._aside = {lane: Aside() for lane in Lane}
-        self._unclaimed: dict[str, set[bytes]] = defaultdict(set)  #: when the lanes had turned over
-        self._taken: dict[str, set[bytes]] = defaultdict(set)  #: of those then, whose messages had been taken
-        self._newest: dict[str, bytes] = {}  #: lane → the message that came last when they had turned over
-        self._server: str | None = None  #: which start of Redis the files were compared with
         self.trouble: str | None = None
+        self.absences = 0  #: how often Redis did not answer
         self.while_waiting: Callable[[], None] = lambda: None  #: done again and again while a lane is full
         #: asked right before tasks are sent, also again, however long they waited: those that still need to be
         self.still_missing: Callable[[list[Parcel]], list[Parcel]] = lambda parcels: parcels
@@ -94,7 +90,7 @@ class Conveyor:
             keys = [self._keys.turned(dataset), self._keys.payload(dataset)]
             waited = self.patiently(lambda keys=keys, words=words: scripts.call(self._client, "advance", keys, words))
             crash_point("turn_advanced")
-            self._publish([parcel for parcel, sent in zip(some, waited, strict=True) if sent])
+            self.publish([parcel for parcel, sent in zip(some, waited, strict=True) if sent])
 
     def end(self, dataset: str, key: str, kind: str, lines: bytes) -> None:
         """Hand a chat that is over to the collector, whole. kind: "response" or "rejected"."""
@@ -119,11 +115,6 @@ class Conveyor:
         )  # fmt: skip
 
     # --- what Redis knows ---
-
-    @property
-    def is_compared(self) -> bool:
-        """Whether what Redis holds was compared with the files since it was last seen to be away."""
-        return self._server is not None
 
     def outstanding(self, datasets: Iterable[str]) -> set[str]:
         """Keys that Redis knows: waiting, being worked on, between two turns, or in the stream."""
@@ -152,75 +143,10 @@ class Conveyor:
             )
         )
 
-    def send_again(self, datasets: Iterable[str], *, at_once: bool = False) -> int:
-        """Send messages again for keys that nobody works on; returns how many.
-
-        Those whose claim expired, always. Those never claimed, if no message for them waits: a message that a worker
-        took and did not claim died with it, or was lost; seen so twice in a row (`at_once`: once). Too often is
-        harmless, a worker that finds a key claimed or done ends at once. Never those that the files have: a Redis that
-        was killed may have forgotten what it said last, and takes them for waiting; all are compared once for each
-        start of Redis.
-        """
-        datasets = list(datasets)
-        self._compare(datasets)
-        empty, turned_over, total = self.lanes_are_empty(), self._have_turned_over(), 0
-        for dataset in datasets:
-            again = self._orphaned(dataset, unclaimed=False)
-            if turned_over:
-                unclaimed = self._orphaned(dataset, unclaimed=True)
-                again |= unclaimed if at_once and empty else unclaimed & self._taken[dataset]
-                self._taken[dataset] = (unclaimed if empty else unclaimed & self._unclaimed[dataset]) - again
-                self._unclaimed[dataset] = unclaimed
-            if again:
-                missing = self._drop_done(dataset, list(again))
-                self._publish(missing)
-                total += len(missing)
-        return total
-
-    def _compare(self, datasets: list[str]) -> None:
-        """Once for each start of Redis: drop what it takes for outstanding and the files have."""
-        server = self.patiently(lambda: self._client.info("server")["run_id"])
-        if server == self._server:
-            return
-        self._server = server  # first: it may go away meanwhile
-        for dataset in datasets:
-            keys = self.patiently(lambda d=dataset: self._client.hkeys(self._keys.payload(d)))
-            for start in range(0, len(keys), _BATCH):
-                self._drop_done(dataset, keys[start : start + _BATCH])
-
-    def _drop_done(self, dataset: str, keys: list[bytes]) -> list[Parcel]:
-        """Those of these tasks that are still missing; the others are forgotten."""
-        payload = self._keys.payload(dataset)
-        blobs = self.patiently(lambda: self._client.hmget(payload, keys))
-        parcels = [parcel_of(unpack_task(blob), blob) for blob in blobs if blob]
-        missing = self.still_missing(parcels)
-        if done := {parcel.key for parcel in parcels} - {parcel.key for parcel in missing}:
-            log.warning("redis_was_behind: %d tasks waited in %s whose answers are on file", len(done), dataset)
-            self.patiently(lambda: self._client.hdel(payload, *done))
-        return missing
-
     def lanes_are_empty(self) -> bool:
         """Whether no message waits in any lane."""
         self._look(force=True)
         return not any(self._queued.values())
-
-    def _have_turned_over(self) -> bool:
-        """Whether all messages that waited when this was so last have been taken: lanes are first in, first out, and
-        those of a shared Redis may never be empty."""
-        lanes = [CELERY_PREFIX + lane.queue for lane in Lane]
-
-        def wait_still() -> bool:
-            return any(self._client.lpos(lane, newest) is not None for lane, newest in self._newest.items())
-
-        if self.patiently(wait_still):
-            return False
-        newest = self.patiently(lambda: [self._client.lindex(lane, 0) for lane in lanes])
-        self._newest = {lane: message for lane, message in zip(lanes, newest, strict=True) if message is not None}
-        return True
-
-    def _orphaned(self, dataset: str, *, unclaimed: bool) -> set[bytes]:
-        keys = [self._keys.payload(dataset), self._keys.claims(dataset), self._keys.holders(dataset)]
-        return set(self.patiently(lambda: scripts.call(self._client, "orphaned", keys, [int(unclaimed), _MOST_AGAIN])))
 
     def patiently(self, action: Callable[[], object]) -> object:
         """Do it; while Redis is away or full, say so and try again. Raises Stopped."""
@@ -228,7 +154,7 @@ class Conveyor:
             try:
                 result = action()
             except AWAY as exc:
-                self._server = None
+                self.absences += 1
                 if self.trouble is None:
                     self.trouble = f"Redis does not answer ({exc})"
                     log.warning("producer_waits: %s", self.trouble)
@@ -302,9 +228,10 @@ class Conveyor:
                 )
             )
             crash_point("payload_offered")
-            self._publish([parcel for parcel, new in zip(some, accepted, strict=True) if new])
+            self.publish([parcel for parcel, new in zip(some, accepted, strict=True) if new])
 
-    def _publish(self, parcels: list[Parcel]) -> None:
+    def publish(self, parcels: list[Parcel]) -> None:
+        """Send the messages of tasks whose payloads wait. Raises Stopped."""
         for lane in Lane:
             of_lane = [parcel for parcel in parcels if parcel.lane is lane]
             for start in range(0, len(of_lane), _BATCH):

@@ -33,6 +33,7 @@ from producers.bookmarks import InputPass
 from producers.catalog import CHUNK_ROWS
 from producers.conveyor import Conveyor, Stopped
 from producers.inputs import Dataset
+from producers.lost import Lost
 from producers.readers import expected_rows
 from producers.remaining import Remaining
 from producers.rendering import Parcel, Refusal, Rendered, RenderPool, Row
@@ -59,6 +60,7 @@ class Producer:
         self._names = [dataset.name for dataset in datasets]
         self._ledger = Ledger.open(RunDir(settings.out))
         self._conveyor = Conveyor(client, celery, manifest.run_id, settings.high_water, stopped)
+        self._lost = Lost(self._conveyor, client, manifest.run_id)
         self._remaining = Remaining(settings, manifest.recipe, self._ledger)
         self._pool = RenderPool(render_options, manifest, settings.fit_output)
         self._turns = Turns(self._conveyor, self._pool, self._ledger) if settings.turns == "all" else None
@@ -74,7 +76,7 @@ class Producer:
             self._publish_run()
             self._publish_expected_rows()
             self._ledger.catch_up(RunDir(self._settings.out))
-            self._conveyor.send_again(self._names, at_once=True)
+            self._lost.send_again(self._names, at_once=True)
             self._pass()
             while wait and not self._complete():
                 self._pass()
@@ -217,13 +219,13 @@ class Producer:
 
     def _send_again(self) -> None:
         """Every few seconds, also while reading: the run, and messages for keys whose worker died, or that got lost."""
-        if time.monotonic() < self._again_at and self._conveyor.is_compared:
+        if time.monotonic() < self._again_at and self._lost.is_compared:
             return
         self._again_at = time.monotonic() + _SEND_AGAIN_SECONDS
         self._publish_run()
         self._heed_halt()
         self._heed_other_models()
-        if again := self._conveyor.send_again(self._names):
+        if again := self._lost.send_again(self._names):
             log.warning("sent_again %d tasks that nobody worked on", again)
 
     def _heed_halt(self) -> None:

@@ -8,10 +8,10 @@ import os
 import re
 import shlex
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 from app.errors import UsageError
@@ -20,6 +20,7 @@ from producers.readers import read_records
 
 _EXTENSIONS = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".txt", ".gz", ".zst")
 _TAKEN = ("run.json", "run.json.tmp")  # files of ours that a dataset's folder would collide with
+_START_BYTES = 1 << 20
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 
 
@@ -92,17 +93,20 @@ def check_file(path: Path) -> None:
 def describe(datasets: list[Dataset], before: list[InputFile]) -> list[InputFile]:
     """The files of a run, for run.json. Raises UsageError for bytes that stand under two names, now or before.
 
-    Only files of equal size are hashed here, so that a huge dataset starts at once.
+    Only files of equal size and start are hashed here, so that a huge dataset starts at once.
     """
     files = [
         InputFile(dataset=dataset.name, path=str(path.absolute()), size_bytes=path.stat().st_size)
         for dataset in datasets
         for path in dataset.paths
     ]
-    by_size: dict[int, list[InputFile]] = defaultdict(list)
-    for file in [*files, *before]:
-        by_size[file.size_bytes].append(file)
-    hashed = [with_digest(file) if len(by_size[file.size_bytes]) > 1 else file for file in files]
+    sizes = Counter(file.size_bytes for file in files)
+    starts = {file.path: _start_of(file) for file in files if sizes[file.size_bytes] > 1}
+    alike, before_sizes = Counter(starts.values()), {file.size_bytes for file in before}
+    hashed = [
+        with_digest(file) if file.size_bytes in before_sizes or alike[starts.get(file.path)] > 1 else file
+        for file in files
+    ]
     known = {file.sha256: file for file in before if file.sha256}
     for file in hashed:
         other = known.setdefault(file.sha256, file) if file.sha256 else file
@@ -118,6 +122,12 @@ def with_digest(file: InputFile) -> InputFile:
     """The same file with its sha256."""
     with open(file.path, "rb") as handle:
         return file.model_copy(update={"sha256": file_digest(handle, "sha256").hexdigest()})
+
+
+def _start_of(file: InputFile) -> tuple[int, bytes]:
+    """Equal for equal files, and different for most others."""
+    with open(file.path, "rb") as handle:
+        return file.size_bytes, sha256(handle.read(_START_BYTES)).digest()
 
 
 def _split(argument: str) -> tuple[str | None, Path]:

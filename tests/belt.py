@@ -20,6 +20,7 @@ from app.records import Task
 from app.sglang.sampling import sampling_body
 from app.store.keys import RunKeys
 from producers.conveyor import Conveyor
+from producers.lost import Lost
 from producers.rendering import Parcel
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,11 @@ def put(client, url: str, run: RunManifest, count: int, *, dataset: str = "d", p
     parcels = [_parcel(run, dataset, number, prompt) for number in range(count)]
     Conveyor(client, make_app(url), run.run_id, 1_000_000, lambda: False).put(parcels)
     return [parcel.key for parcel in parcels]
+
+
+def lost(client, url: str, run_id: str = "run1") -> Lost:
+    """What the producer asks for the messages that are to be sent again."""
+    return Lost(Conveyor(client, make_app(url), run_id, 1_000_000, lambda: False), client, run_id)
 
 
 def _parcel(run: RunManifest, dataset: str, number: int, prompt: int) -> Parcel:

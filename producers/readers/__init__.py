@@ -39,6 +39,8 @@ __all__ = ["DEFAULT_MAX_ROW_BYTES", "RawRow", "expected_rows", "is_plain_lines",
 
 DEFAULT_MAX_ROW_BYTES = 64 * 1024 * 1024
 
+_SAMPLE_BYTES = 16 * 1024 * 1024
+
 _READERS: dict[Format, Callable[[Source, int], Iterator[RawRow]]] = {
     Format.JSON_LINES: json_line_rows,
     Format.JSON_ARRAY: array_rows,
@@ -103,10 +105,15 @@ def expected_rows(path: Path, sample: int = 1000) -> int:
     with _open(path) as file:
         if file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC:
             return row_count(path)
-    sizes = [len(row.raw) + 1 for row in islice(read_records(path), sample)]
-    if len(sizes) < sample:
-        return len(sizes)
-    return max(sample, round(inflated_bytes(path) * len(sizes) / sum(sizes)))
+    rows = size = 0
+    for row in islice(read_records(path), sample):
+        rows, size = rows + 1, size + len(row.raw) + 1
+        if size > _SAMPLE_BYTES:
+            break
+    else:
+        if rows < sample:
+            return rows
+    return max(rows, round(inflated_bytes(path) * rows / size))
 
 
 def _open(path: Path):

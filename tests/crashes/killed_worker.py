@@ -11,9 +11,8 @@ from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
 from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
-from producers.conveyor import Conveyor
 from tests.acceptance.harness import extra_requests
-from tests.belt import manifest, put, until, worker
+from tests.belt import lost, manifest, put, until, worker
 
 TASKS = 8  # of each worker
 #: 42 s a task: claims expire after 20 s, messages return after 30 s, if nobody keeps them.
@@ -47,11 +46,11 @@ def play(folder: Path) -> Survived:
                     until(lambda: endpoint.stats()["running"] == 2 * TASKS, 60, what="the second worker's, too")
                     dies.send_signal(signal.SIGKILL)
                     killed = time.monotonic()
-                    conveyor = Conveyor(client, make_app(server.url), "run1", 1_000_000, lambda: False)
+                    messages = lost(client, server.url)
 
                     def reconciled() -> bool:
                         """As the producer does, for the tasks that live: whoever let go of them would lose them now."""
-                        return conveyor.send_again(["living"]) >= 0
+                        return messages.send_again(["living"]) >= 0
 
                     until(lambda: reconciled() and extra_requests(endpoint) == TASKS, 80, "they run elsewhere")
                     elsewhere = time.monotonic() - killed

@@ -4,15 +4,13 @@ import signal
 
 import pytest
 
-from app.celery_app import make_app
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
 from app.store.keys import EPOCH, EndpointKeys, RunKeys
 from app.urls import endpoint_key
-from producers.conveyor import Conveyor
 from tests.acceptance.harness import extra_requests
-from tests.belt import manifest, published, put, until, worker
+from tests.belt import lost, manifest, published, put, until, worker
 
 TASKS = 4
 #: 100 s a task: claims expire after 20 s, messages return after 30 s.
@@ -35,10 +33,10 @@ def test_a_worker_that_was_stopped_for_long_lets_go_of_what_others_do_by_now(tmp
                 until(lambda: endpoint.stats()["running"] == TASKS, 60, what="its tasks run")
                 sleeps.send_signal(signal.SIGSTOP)
                 with worker(server.url, tmp_path, name="lives"):
-                    conveyor = Conveyor(client, make_app(server.url), "run1", 1_000_000, lambda: False)
+                    messages = lost(client, server.url)
 
                     def all_run_twice() -> bool:
-                        conveyor.send_again(["d"])  # as the producer does all the time
+                        messages.send_again(["d"])  # as the producer does all the time
                         return endpoint.stats()["running"] == 2 * TASKS
 
                     until(all_run_twice, 90, what="they run elsewhere, too")

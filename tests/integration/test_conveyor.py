@@ -12,6 +12,7 @@ from app.packing import pack_task
 from app.records import Task
 from app.store.keys import CELERY_PREFIX, RunKeys
 from producers.conveyor import Conveyor, Stopped
+from producers.lost import Lost
 from producers.rendering import Parcel
 from tests.belt import until
 from tests.own_redis import OwnRedis
@@ -53,6 +54,12 @@ def celery(redis_url):
 def conveyor(redis_client, celery, stop):
     """With a mark of 20 tasks a lane."""
     return Conveyor(redis_client, celery, "run1", 20, stop.is_set)
+
+
+@pytest.fixture
+def lost(conveyor, redis_client):
+    """What got lost behind it."""
+    return Lost(conveyor, redis_client, "run1")
 
 
 def in_background(action):
@@ -129,49 +136,50 @@ def test_a_key_that_redis_knows_is_not_sent_again(conveyor, redis_client):
     assert redis_client.hlen(KEYS.payload("d")) == queued(redis_client, Lane.SHORT) == 8
 
 
-def test_lost_messages_are_sent_again_and_live_ones_are_not(conveyor, redis_client):
+def test_lost_messages_are_sent_again_and_live_ones_are_not(conveyor, lost, redis_client):
     """While a message waits nothing is sent again; a payload seen twice without message or claim gets one."""
     conveyor.put(parcels(Lane.SHORT, 0, 7))
-    assert conveyor.send_again(["d"], at_once=True) == 0
+    assert lost.send_again(["d"], at_once=True) == 0
     redis_client.delete(CELERY_PREFIX + Lane.SHORT.queue)
     redis_client.zadd(KEYS.claims("d"), {f"{6:032x}": 4e12})
-    assert conveyor.send_again(["d"]) == 0
-    assert conveyor.send_again(["d"]) == 6
+    assert lost.send_again(["d"]) == 0
+    assert lost.send_again(["d"]) == 6
     assert queued(redis_client, Lane.SHORT) == 6
 
 
 def test_many_lost_messages_are_sent_again_by_and_by(redis_client, celery):
     """A Redis is not stopped by one command with all of them in it."""
     conveyor = Conveyor(redis_client, celery, "run1", 2000, lambda: False)
+    lost = Lost(conveyor, redis_client, "run1")
     conveyor.put(parcels(Lane.SHORT, 0, 1200))
     redis_client.delete(CELERY_PREFIX + Lane.SHORT.queue)
     redis_client.config_resetstat()
-    assert conveyor.send_again(["d"], at_once=True) == queued(redis_client, Lane.SHORT) == 1200
+    assert lost.send_again(["d"], at_once=True) == queued(redis_client, Lane.SHORT) == 1200
     assert redis_client.info("commandstats")["cmdstat_lpush"]["calls"] == 3
 
 
-def test_lost_messages_are_sent_again_though_other_runs_never_leave_a_lane_empty(conveyor, redis_client):
+def test_lost_messages_are_sent_again_though_other_runs_never_leave_a_lane_empty(conveyor, lost, redis_client):
     """Once what waited behind them has been taken, and again what came after that; never while they wait themselves."""
     lane = CELERY_PREFIX + Lane.SHORT.queue
     conveyor.put(parcels(Lane.SHORT, 0, 3))
     for _ in range(3):
-        assert conveyor.send_again(["d"]) == 0
+        assert lost.send_again(["d"]) == 0
     assert queued(redis_client, Lane.SHORT) == 3
     redis_client.delete(lane)
     for other in (b"first", b"second"):
         redis_client.lpush(lane, other)
-        assert conveyor.send_again(["d"]) == (0 if other == b"first" else 3)
-        assert conveyor.send_again(["d"]) == 0
+        assert lost.send_again(["d"]) == (0 if other == b"first" else 3)
+        assert lost.send_again(["d"]) == 0
         redis_client.lrem(lane, 1, other)
 
 
-def test_what_the_files_have_by_now_is_dropped_instead_of_sent_again(conveyor, redis_client):
+def test_what_the_files_have_by_now_is_dropped_instead_of_sent_again(conveyor, lost, redis_client):
     """A claim that expired, of an answer that came by another way."""
     conveyor.put(parcels(Lane.SHORT, 0, 3))
-    assert conveyor.send_again(["d"]) == 0
+    assert lost.send_again(["d"]) == 0
     conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number != 1]
     redis_client.zadd(KEYS.claims("d"), {f"{1:032x}": 1, f"{2:032x}": 1})
-    assert conveyor.send_again(["d"]) == 1
+    assert lost.send_again(["d"]) == 1
     assert redis_client.hlen(KEYS.payload("d")) == 2
 
 
@@ -181,9 +189,10 @@ def test_a_redis_that_forgot_its_last_seconds_gives_no_answered_task_out_again(t
     with OwnRedis(tmp_path / "redis") as box:
         client = box.client()
         conveyor = Conveyor(client, make_app(box.url), "run1", 1000, lambda: False)
+        lost = Lost(conveyor, client, "run1")
         conveyor.still_missing = lambda some: [parcel for parcel in some if parcel.number not in done]
         conveyor.put(parcels(Lane.SHORT, 0, 700))
-        assert conveyor.send_again(["d"]) == 0
+        assert lost.send_again(["d"]) == 0
         (written,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
         size = written.stat().st_size
         done |= set(range(600))
@@ -192,7 +201,7 @@ def test_a_redis_that_forgot_its_last_seconds_gives_no_answered_task_out_again(t
         os.truncate(written, size)
         box.start()
         assert client.hlen(KEYS.payload("d")) == 700
-        assert conveyor.send_again(["d"]) == 0
+        assert lost.send_again(["d"]) == 0
         assert client.hlen(KEYS.payload("d")) == 100
 
 
@@ -221,11 +230,11 @@ def test_a_message_is_what_celery_would_send_itself(conveyor, celery, redis_clie
     assert len(tags) == 2
 
 
-def test_a_message_that_is_sent_again_has_a_delivery_tag_of_its_own(conveyor, redis_client):
+def test_a_message_that_is_sent_again_has_a_delivery_tag_of_its_own(conveyor, lost, redis_client):
     """Workers keep what they took by that: two with one would be acknowledged together."""
     some = parcels(Lane.SHORT, 0, 3)
     conveyor.put(some)
     redis_client.zadd(KEYS.claims("d"), {parcel.key: 1 for parcel in some})
-    assert conveyor.send_again(["d"]) == 3
+    assert lost.send_again(["d"]) == 3
     sent = map(orjson.loads, redis_client.lrange(CELERY_PREFIX + Lane.SHORT.queue, 0, -1))
     assert len({message["properties"]["delivery_tag"] for message in sent}) == 6

@@ -6,8 +6,7 @@ import signal
 from app.celery_app import GENERATE_TASK, make_app
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from app.store.keys import CELERY_PREFIX, EPOCH, RunKeys
-from producers.conveyor import Conveyor
-from tests.belt import manifest, put, until, worker
+from tests.belt import lost, manifest, put, until, worker
 from tests.own_redis import OwnRedis
 
 KEYS = RunKeys("run1")
@@ -29,7 +28,7 @@ def test_a_worker_that_takes_messages_from_a_full_redis_stays(tmp_path):
             until(lambda: "Connection to broker lost" in (tmp_path / "w1.log").read_text(), what="it is refused")
             client.config_set("maxmemory", 0)
             until(lambda: client.llen(lane) == 0, what="the rest is taken")
-            Conveyor(client, make_app(box.url), run.run_id, 1000, lambda: False).send_again(["d"], at_once=True)
+            lost(client, box.url, run.run_id).send_again(["d"], at_once=True)
             until(lambda: client.xlen(KEYS.responses) == 30, what="all are done")
             assert process.poll() is None
 

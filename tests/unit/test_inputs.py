@@ -109,3 +109,15 @@ def test_two_names_that_differ_in_case_only_are_refused(here):
         (here / name).write_text(f'{{"prompt":"{name}"}}\n')
     with pytest.raises(UsageError, match="differ only in case"):
         parse_inputs([f"Chat={here / 'a.jsonl'}", f"chat={here / 'b.jsonl'}"])
+
+
+def test_files_of_one_size_are_read_whole_only_if_they_begin_alike(here):
+    """Or two of a hundred gigabytes would keep a run from starting. Equal bytes under two names are refused."""
+    start = b'{"prompt": "same"}\n' * 60_000  # more than is compared first
+    for name, end in (("one", b"1"), ("two", b"2")):
+        (here / f"{name}.jsonl").write_bytes(start + b'{"prompt": "%s"}\n' % end)
+    (here / "other.jsonl").write_bytes(b'{"prompt": "else"}\n' * 60_000 + b'{"prompt": "1"}\n')
+    files = describe(parse_inputs(["one.jsonl", "two.jsonl", "other.jsonl"]), [])
+    assert [bool(file.sha256) for file in files] == [True, True, False]
+    (here / "copy.jsonl").write_bytes((here / "one.jsonl").read_bytes())
+    assert "same bytes" in refusal("one.jsonl", "other.jsonl", "copy.jsonl")

@@ -11,6 +11,7 @@ import zstandard
 
 from app.errors import UsageError
 from app.reasons import Reason
+from producers import readers
 from producers.readers import RawRow, expected_rows, read_records
 
 LINES = "a line of a long cell\n" * 7
@@ -269,3 +270,12 @@ def test_about_how_many_rows_a_file_has_is_known_before_it_is_read(tmp_path):
     table = tmp_path / "table.parquet"
     pq.write_table(pa.table({"prompt": lines[:5000]}), table)
     assert expected_rows(table) == 5000
+
+
+def test_of_large_rows_few_are_read_to_say_how_many_there_are(tmp_path, monkeypatch):
+    """A thousand of a megabyte would take a minute, and nothing is sent before."""
+    monkeypatch.setattr(readers, "_SAMPLE_BYTES", 5000)
+    path = tmp_path / "a.jsonl"
+    large, small = [b'{"prompt":"%s"}\n' % (b"x" * size) for size in (2000, 0)]
+    path.write_bytes(large * 50 + small * 500)
+    assert expected_rows(path) == pytest.approx(53, abs=1)  # the small ones were not seen
