@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+export PYTHONDONTWRITEBYTECODE :=  # tests start processes by the hundred: each would compile everything again
 
 .PHONY: demo test test-long test-real setup check chaos bench lock reference screenshots clean
 

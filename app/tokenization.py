@@ -270,6 +270,7 @@ def _load(directory: Path, stamp: object, name: str, trust_remote_code: bool, ch
     chat_template: the tokenizer is given it later, and keeps it.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell people on stderr that torch is missing
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # rows come one by one; its threads would be lost in a fork
     if not trust_remote_code:
         # Where torch is installed transformers imports it: seconds and 500 MB a process.
         sys.modules.setdefault("torch", None)

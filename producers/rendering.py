@@ -155,7 +155,6 @@ class RenderPool:
 
     @cached_property
     def _renderer(self) -> Renderer:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
         return Renderer(self._options)
 
     def _start(self) -> None:
@@ -182,7 +181,6 @@ _child: tuple[Renderer, RunManifest, bool] | None = None
 
 def _start_child(options: RenderOptions, run: RunManifest, fit_output: bool) -> None:
     global _child
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     _child = (Renderer(options), run, fit_output)
 

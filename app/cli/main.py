@@ -5,6 +5,7 @@ Heavy imports happen inside the commands, so that `--help` is instant.
 
 import difflib
 import errno
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _SETTINGS_FILE = "headrace.toml"
+_GC_THRESHOLD = 10_000, 10, 10  # imports make many objects and drop none: a tenth of a start was looking for garbage
 #: What the settings file speaks to.
 SETTABLE = (
     "run", "enqueue", "worker", "collect", "status", "watch", "metrics", "flower", "verify", "workers", "endpoints",
@@ -220,6 +222,7 @@ advice_commands.add_to(cli)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: exit codes of design, one sentence and no traceback for a foreseeable fault."""
+    gc.set_threshold(*_GC_THRESHOLD)
     speak_utf8()
     try:
         code = cli.main(arguments, prog_name="headrace", standalone_mode=False)

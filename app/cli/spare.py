@@ -41,11 +41,13 @@ class Spare:
         sys.stderr.flush()
         gc.freeze()  # so that the child's collector writes to no page of what it shares
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self.pid, self.returncode = os.fork(), None
-        if self.pid == 0:
-            _live(bound, modules, ends)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(bound)
+        try:
+            self.pid, self.returncode = os.fork(), None
+            if self.pid == 0:
+                _live(bound, modules, ends)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(bound)
         self._told: int | None = told
 
     def tell(self, arguments: Sequence[str], log_path: Path, environment: dict[str, str]) -> bool:

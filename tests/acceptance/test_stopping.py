@@ -102,6 +102,18 @@ def test_a_second_ctrl_c_stops_at_once(endpoint, redis_box, tmp_path, monkeypatc
             watch.watch_command(*place, None, as_json=True, every_seconds=0.1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_run_that_is_stopped_while_it_starts_ends_as_any_stopped_run(endpoint, tmp_path, number):
+    """Its tokenizer is being loaded; children that stand by go with it."""
+    with run(tmp_path / "out", *words(endpoint)) as started:
+        until(lambda: len(started.everything()) > 2, what="children that stand by")
+        everything = started.everything()
+        started.process.send_signal(number)
+        assert started.wait(30) == 3, started.text()
+    assert not any(one.is_running() for one in everything)
+    assert "Traceback" not in started.text()
+
+
 @pytest.mark.long
 def test_whoever_is_frozen_keeps_nobody_from_stopping(endpoint, tmp_path):
     """A process that hears no signal, and a Redis that does not answer: killed; nothing is left, the run resumes."""
