@@ -229,7 +229,7 @@ class Admission:
         room.ask = min(_ASK_MOST, room.ask * 2) if granted == len(asked) else max(_ASK_LEAST, granted * 2)
         if settling > 0:
             return min(settling / 1000, 1.0)
-        poll = room.next_poll(granted > 0)
+        poll = room.next_poll(granted > 0 or self._endpoints.grows)
         if granted == len(asked):
             return 0.0 if any(room.queues.values()) else None
         return poll

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import orjson
 
+from app.capacity.controller import SLOW_START_SECONDS
 from app.drift import drift, guarded, objection
 from app.manifest import RunManifest
 from app.sglang.client import SGLangClient
 from app.sglang.faults import Fault, FaultKind
+from app.sglang.knock import listens
 from app.sglang.wire import EndpointInfo, Readiness
 from app.store.breaker import Breaker, Why, closing, opening, parse_breaker
 from app.store.courier import Courier
@@ -28,6 +30,8 @@ _LOOK_SECONDS = 1.0
 _TRY_SECONDS = 25.0
 _PROBE_TTL_MS, _TRIAL_TTL_MS = 6000, 45_000  # a look at it; a trial, and asking who it is
 _PROBE_SECONDS = (0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.5)
+#: In between, one that refuses connections is knocked at after so much of the time that it has been away.
+_KNOCK_SHARE, _KNOCK_LEAST_SECONDS = 0.01, 0.1
 _READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
 #: A server that was told to stop ends within 5 s of its last request; one that says so and stays is lying.
 _LINGER_SECONDS = 15.0
@@ -61,6 +65,7 @@ class Endpoints:
         self._idle_since: dict[str, float] = {}  # of those that say that they are leaving
         self._seen_at: dict[str, float] = {}  # url → when a look began that found the run's model there
         self._looks: dict[str, asyncio.Task] = {}
+        self._back_at = -SLOW_START_SECONDS
         self.when_back: list[Callable[[], None]] = []  #: called when an endpoint that was open is found closed
 
     def use(self, run: RunManifest) -> None:
@@ -182,9 +187,16 @@ class Endpoints:
         """Whoever waits for it need not look for it; a goodbye, if it was one, is over."""
         self._idle_since.pop(url, None)
         was_open = self._open.pop(url, None) is not None
+        if was_open:
+            self._back_at = time.monotonic()
         for tell in self.when_back if was_open else ():
             tell()
         return was_open
+
+    @property
+    def grows(self) -> bool:
+        """Whether one came back a moment ago: it gets more and more."""
+        return time.monotonic() - self._back_at < SLOW_START_SECONDS
 
     async def run_forever(self) -> None:
         """Look every second."""
@@ -320,7 +332,16 @@ class Endpoints:
                     log.warning("endpoint_closed %s: it answers again", url)
                 await self._lead_probe(url, 1)
                 return
-            await asyncio.sleep(_PROBE_SECONDS[min(attempt, len(_PROBE_SECONDS) - 1)])
+            await self._pause(url, _PROBE_SECONDS[min(attempt, len(_PROBE_SECONDS) - 1)], time.time() - breaker.since)
+
+    async def _pause(self, url: str, seconds: float, away_seconds: float) -> None:
+        """Until the next probe; where nobody listens, until somebody does, if that is sooner."""
+        until = time.monotonic() + seconds
+        refused = not await listens(url)
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, max(_KNOCK_LEAST_SECONDS, away_seconds * _KNOCK_SHARE)) if refused else left)
+            if refused and await listens(url):
+                return
 
     async def _lead_probe(self, url: str, ttl_ms: int) -> bool:
         return bool(await self._courier.script("lead", [_keys(url).probe], [self._name, ttl_ms]))

@@ -173,7 +173,8 @@ class Observer:
         recall = self._to_recall(observation, held, now_ms, rate)
         state = controller.observe(state, observation, now)
         limits = controller.ceilings(state, now)
-        seen.skip = 0 if held or observation.wanted or opened else 3  # an open one is looked at less often anyway
+        busy = held or observation.wanted or opened or self._endpoints.grows  # an open one is looked at seldom anyway
+        seen.skip = 0 if busy else 3
         seen.at_ms = now_ms
         figures = {
             "f": f"{limits.f:.4f}", "rate": f"{rate:.6f}", "foreign": round(seen.foreign), "requests": limits.requests,

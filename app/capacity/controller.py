@@ -22,7 +22,8 @@ USE_ALARM, USE_AIM, USE_EMPTY = 0.97, 0.91, 0.85
 USE_AIM_FRAGILE = 0.85
 #: Requests that may stand in the server's own queue: they feed its admission rule, more would only be lost in a crash.
 QUEUE_AIM = 4
-SLOW_START_REQUESTS, SLOW_START_DOUBLING_SECONDS, SLOW_START_SECONDS = 16, 1.0, 10.0
+#: After a return: so many at first, or what is usual where that is no more than the other number; then doubling.
+SLOW_START_REQUESTS, SLOW_START_MOST, SLOW_START_DOUBLING_SECONDS, SLOW_START_SECONDS = 16, 32, 1.0, 10.0
 STALE_SECONDS = 15.0
 #: More in flight than usual by this much is not needed, but grows in lockstep, and may be what an endpoint dies of.
 HEADROOM = 1.3
@@ -121,7 +122,8 @@ def ceilings(state: State, now: float) -> Ceilings:
         most.append(max(SLOW_START_REQUESTS, state.usual_requests * HEADROOM))
     up = 0.0 if not state.up else SLOW_START_SECONDS if state.up_at is None else now - state.up_at
     if up < SLOW_START_SECONDS:
-        most.append(SLOW_START_REQUESTS * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
+        first = SLOW_START_REQUESTS if state.usual_requests > SLOW_START_MOST else state.usual_requests
+        most.append(max(SLOW_START_REQUESTS, first) * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
     if state.queue_ceiling >= 0:
         most.append(state.queue_ceiling)
     return Ceilings(state.f, *(int(ceiling) if ceiling < math.inf else -1 for ceiling in (min(most), tokens)))

@@ -15,7 +15,7 @@ from enum import StrEnum
 import orjson
 import redis
 
-from app.capacity.controller import SLOW_START_REQUESTS
+from app.capacity.controller import SLOW_START_MOST, SLOW_START_REQUESTS
 from app.store.keys import CHANGES, EndpointKeys
 from app.urls import endpoint_key
 
@@ -70,7 +70,7 @@ def opening(url: str, why: Why, evidence: str, *, replaces: bool = False) -> Cal
 
 def closing(url: str, *, held: bool = False) -> Call:
     """Name, keys and arguments of the script; held: a person ends what a person began."""
-    return "close_breaker", _keys(url), [url, SLOW_START_REQUESTS, int(held)]
+    return "close_breaker", _keys(url), [url, SLOW_START_REQUESTS, SLOW_START_MOST, int(held)]
 
 
 def _keys(url: str) -> list[str]:

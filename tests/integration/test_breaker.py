@@ -19,6 +19,7 @@ from app.store.keys import EndpointKeys, RunKeys
 from app.store.scripts import call
 from app.urls import endpoint_key
 from tests.belt import manifest
+from workers import endpoints as endpoints_module
 from workers.context import WorkerContext, WorkerSettings
 from workers.endpoints import Endpoints
 from workers.holdings import Claim, Work
@@ -270,6 +271,33 @@ def test_what_a_person_holds_no_worker_closes(endpoint, redis_client, redis_url)
 
     play(endpoint, redis_url, story)
     assert list(log.new()) == []
+
+
+def test_who_listens_again_is_tried_at_once(endpoint, redis_client, redis_url, monkeypatch):
+    """While nobody listens it is knocked at in between; whoever accepts is not left waiting for the next probe."""
+    monkeypatch.setattr(endpoints_module, "_PROBE_SECONDS", (600.0,))
+    monkeypatch.setattr(endpoints_module, "_PROBE_TTL_MS", 600_000)  # nobody else takes over
+
+    async def story(both: Pair) -> None:
+        endpoint.refuse()
+        await both.fail(FaultKind.UNREACHABLE)
+        await asyncio.gather(*(one.look() for one in both.workers))
+        await asyncio.sleep(0.3)  # the first probe found nobody
+        endpoint.accept()
+        await both.until(lambda: breaker(redis_client, endpoint) is None)
+
+    play(endpoint, redis_url, story)
+
+
+@pytest.mark.parametrize(("said", "first"), [(None, 16), (-1, 16), (3, 3), (28, 28), (300, 16)])
+def test_who_is_back_gets_at_first_what_its_observer_said_if_that_is_little(endpoint, redis_client, said, first):
+    """An observer looks at one that is away and says with how many it begins; else sixteen."""
+    control = EndpointKeys(endpoint_key(endpoint.url)).control
+    call(redis_client, *opening(endpoint.url, Why.DIED, "it died"))
+    if said is not None:
+        redis_client.hset(control, "requests", said)
+    call(redis_client, *closing(endpoint.url))
+    assert int(redis_client.hget(control, "requests")) == first
 
 
 def test_a_loss_is_told_once_also_where_a_milder_reason_came_first(endpoint, redis_client):

@@ -138,6 +138,14 @@ def test_after_a_return_it_starts_slowly():
     assert ceilings(state, 21.0).requests == -1
 
 
+def test_what_is_usual_and_little_is_given_at_once_after_a_return():
+    """Two dozen need no slow start; two hundred do."""
+    for usual, first in ((24, 24), (32, 32), (33, 16), (200, 16), (5, 16)):
+        state = after(replace(ROOM, leases=usual, running=usual), 100)
+        state = observe(state, Observation(open=True, died=False), 2000.0)
+        assert ceilings(state, 2010.0).requests == first
+
+
 def test_the_youngest_are_recalled_before_the_pool_overflows():
     """As many as free the tokens that will be missing in three looks, if only those end that surely do; the eldest
     always stays."""
