@@ -20,6 +20,14 @@ from app.sglang.simulator.engine import Engine, EngineConfig, Request
 KV_TOKENS, MAX_NEW_TOKENS = 231_120, 8192
 DISTRIBUTIONS = {"2,700 ± 45 %": (7.9, 0.45), "heavy tail": (7.5, 1.0), "short, 150": (5.0, 0.5)}
 DOWN_SECONDS = 10.0
+#: Times of steps and prefill: the simulator's own, which are an H200's with a 1.7B model; those of the study behind
+#: docs/decisions/0003; and those of a large mixture of experts.
+TIMES = {
+    "h200": {},
+    "study": {"step_seconds": 0.002, "step_seconds_per_request": 1e-5, "step_seconds_per_token": 0.0,
+              "prefill_tokens_per_second": 60_000.0},
+    "weights": {"step_seconds": 0.025, "step_seconds_per_token": 2e-9, "prefill_tokens_per_second": 20_000.0},
+}  # fmt: skip
 
 
 @dataclass
