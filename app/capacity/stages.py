@@ -60,8 +60,6 @@ def suggest(job: Job) -> Suggestion | None:
         return None
     covering = lengths[min(len(lengths) - 1, int(COVERED * len(lengths)))]
     tokens = -(-covering // 50) * 50
-    if tokens >= job.allowance:
-        return None
     thinned = lengths[:: -(-len(lengths) // _SAMPLE)]
     found = Suggestion(tokens, _use(job, thinned, job.allowance), _use(job, thinned, tokens))
     return found if found.gain >= LEAST_GAIN else None
