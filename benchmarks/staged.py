@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.capacity.lengths import Curve, learn
+from app.capacity.peak import Held
 from app.capacity.stages import Job, suggest
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 from benchmarks.admission import TIMES, Play, count
@@ -133,9 +134,11 @@ class StagedPlay(Play):
     def _goes_on(self, request: Request) -> bool:
         return request.payload[0] + request.tokens < self.whole_allowance
 
+    def _newest(self) -> Held:
+        return Held(0, 0, self.allowance, self._curve(self.todo[0]))
+
     def _learn(self) -> None:
-        super()._learn()
-        made = {request: self._made(request) for request in self.held}
+        made = {request: site.made(request, self.now) for site in self.sites for request in site.held}
         later = [tokens for request, tokens in made.items() if self._goes_on(request)]
         first = [tokens for request, tokens in made.items() if not self._goes_on(request)]
         self.curve = learn(self.finished, first + [self.allowance] * len(later), self.allowance)
