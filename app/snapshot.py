@@ -5,13 +5,15 @@ way. What nobody knows is -1.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from app.capacity.lengths import Curve, Running, first_of, later, seconds_until_all_end
+from app.capacity.plan import Busy, scheduling_advice
 from app.capacity.share import Share
+from app.capacity.stages import ENOUGH, Job, Suggestion, suggest
 from app.inventory import UNKNOWN, Live, RunFacts, inventory
 from app.ledger import DatasetCounts
 from app.store.live import WORKER_SECONDS, EndpointNow, Kind, Request, RunNow, WorkerNow
@@ -19,6 +21,8 @@ from app.store.report import Rate
 
 #: A collector that said nothing for so long is away, or stuck.
 COLLECTOR_SECONDS = 15.0
+#: So many lengths stand for a curve where a stage is looked for.
+_SAMPLE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Snapshot:
     memory_bytes: int = UNKNOWN  #: used by Redis
     memory_limit_bytes: int = UNKNOWN  #: 0: none
     generating_tokens_per_second: float = UNKNOWN  #: output tokens, of what is at closed endpoints now
+    advice: tuple[str, ...] = ()  #: sentences about endpoints that could be used better
 
     @property
     def complete(self) -> bool:
@@ -113,6 +118,7 @@ def snapshot(run: RunFacts, counts: Iterable[DatasetCounts], now: RunNow | None,
         oldest_seconds=max(0.0, now.at - oldest.since) if oldest else UNKNOWN, figures=now.figures,
         unwritten=now.unwritten, collector_seconds=max(0.0, now.at - now.report.at) if now.report else UNKNOWN,
         memory_bytes=now.memory_bytes, memory_limit_bytes=now.memory_limit_bytes, generating_tokens_per_second=speed,
+        advice=tuple(_advice(now)),
     )  # fmt: skip
 
 
@@ -138,6 +144,27 @@ def waiting_for(now: RunNow | None) -> str:
 
 def _since(request: Request) -> float:
     return request.since
+
+
+def _advice(now: RunNow) -> Iterator[str]:
+    """While more waits here than is there: a run that ends needs no advice."""
+    for one in now.endpoints:
+        if one.open_since is None and one.kv_tokens and one.used_tokens is not None and any(now.queued.values()):
+            share = one.retractions / one.answered if one.answered >= ENOUGH else 0.0
+            busy = Busy(use=one.used_tokens / one.kv_tokens, waiting=one.waiting or 0, retracted_share=share)
+            if sentence := scheduling_advice(busy, _stages(now, one)):
+                yield f"{one.url}: {sentence}"
+
+
+def _stages(now: RunNow, one: EndpointNow) -> Suggestion | None:
+    """The stage that pays there, None where answers come in stages or cannot."""
+    known = [kind for kinds in now.kinds.values() for kind in kinds if kind.curve is not None]
+    if now.stage_tokens or not now.can_be_staged or not known or not one.shares:
+        return None
+    kind = max(known, key=lambda kind: kind.finished)
+    prompt = sum(share.prompt_tokens for share in one.shares) / len(one.shares)
+    lengths = [min(now.max_new_tokens, length) for length in kind.curve.believed(kind.finished).sample(_SAMPLE)]
+    return suggest(Job(one.kv_tokens, prompt, now.max_new_tokens, lengths))
 
 
 def _expected(counts: list[DatasetCounts], now: RunNow) -> dict[str, int]:

@@ -1,15 +1,12 @@
-"""What admission by predicted peak costs or saves against feeding everything at once, without tuning.
+"""Headrace's admission, played: several workers against several endpoints, without a socket.
 
-    python benchmarks/admission.py [PROMPTS] [SEEDS]
-
-Plays the rules of app/capacity against the simulated scheduler, faster than real time: three distributions of lengths,
-on a server with SGLang's reserve rule and on one that admits by free space; then on one that dies above 100 running or
-on a full pool. `ratio` is wall time over that of everything at once on the same server made crash-free.
+Plays the rules of app/capacity against the simulated scheduler, faster than real time: benchmarks/saturation.py compares
+them with feeding everything at once and with fixed numbers, benchmarks/staged.py answers in stages with whole ones. A deadly endpoint dies above 100 running or on a full pool.
 """
 
 import random
-import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.capacity import controller
@@ -18,8 +15,17 @@ from app.capacity.peak import Forecast, Held
 from app.sglang.simulator.engine import Engine, EngineConfig, Request
 
 KV_TOKENS, MAX_NEW_TOKENS = 231_120, 8192
-DISTRIBUTIONS = {"2,700 ± 45 %": (7.9, 0.45), "heavy tail": (7.5, 1.0), "short, 150": (5.0, 0.5)}
+#: Lengths of answers, log-normal: mu and sigma of their logarithm. About 2,700, with a heavy tail, and about 150.
+DISTRIBUTIONS = {"normal": (7.9, 0.45), "heavy": (7.5, 1.0), "short": (5.0, 0.5)}
 DOWN_SECONDS = 10.0
+#: Times of steps and prefill: the simulator's own, which are an H200's with a 1.7B model; those of the study behind
+#: docs/decisions/0003; and those of a large mixture of experts.
+TIMES = {
+    "h200": {},
+    "study": {"step_seconds": 0.002, "step_seconds_per_request": 1e-5, "step_seconds_per_token": 0.0,
+              "prefill_tokens_per_second": 60_000.0},
+    "weights": {"step_seconds": 0.025, "step_seconds_per_token": 2e-9, "prefill_tokens_per_second": 20_000.0},
+}  # fmt: skip
 
 
 @dataclass
@@ -46,9 +52,9 @@ def jobs(count: int, mu: float, sigma: float, seed: int) -> list[Request]:
     return [one(number) for number in range(count)]
 
 
-def everything_at_once(work: list[Request], admission: str) -> Result:
+def everything_at_once(work: list[Request], admission: str, **pace: float) -> Result:
     """The server's own rules, fed without limit."""
-    engine = Engine(EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, admission=admission))
+    engine = Engine(EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, admission=admission, **pace))
     for request in work:
         engine.submit(0.0, request)
     now = 0.0
@@ -64,50 +70,127 @@ def count(lengths: dict[int, int], tokens: int, *, cut: bool) -> None:
     lengths[number] = lengths.get(number, 0) + 1
 
 
+class Site:
+    """One endpoint as the observer that leads there sees it; `slow` times as slow as the others."""
+
+    def __init__(self, config: EngineConfig, slow: float = 1.0):
+        self.config, self.engine, self.slow = config, Engine(config), slow
+        self.engine.slow = slow
+        self.held: dict[Request, float] = {}  #: request → granted at
+        self.state = controller.State()
+        self.rate, self.foreign, self.pace = 0.0, 0.0, [0.0, 0.0, 0.0]
+        self.wanted, self.retractions, self.answers, self.back_at = False, 0, 0, 0.0
+        self.recall: list[Request] = []
+
+    def made(self, request: Request, now: float) -> float:
+        """Tokens it has made by now, as far as Redis knows."""
+        return max(0.0, min(self.rate * (now - self.held[request]), request.max_new_tokens - 1))
+
+    def answered(self, request: Request, now: float) -> None:
+        """Its pace counts."""
+        seconds = now - self.held.pop(request)
+        self.pace = [a + b for a, b in zip(self.pace, (1, request.made, seconds), strict=True)]
+        self.answers += 1
+
+    def learn_pace(self, now: float) -> None:
+        """As at each look of an observer."""
+        self.pace = [figure * 0.98 for figure in self.pace]
+        if self.pace[0] > 2:
+            self.rate = self.pace[1] / self.pace[2]
+        elif self.engine.running:
+            self.rate = self.engine.throughput() / len(self.engine.running)
+        ours = sum(request.prompt_tokens + self.made(request, now) for request in self.held)
+        self.foreign = max(0.0, self.foreign + 0.3 * (self.engine.used_tokens - ours - self.foreign))
+
+    def look(self, now: float, shares: list[Held]) -> float:
+        """What the controller concludes; returns the share of the pool in use."""
+        engine, names = self.engine, {request.rid: request for request in self.held}
+        nearly_full = engine.used_tokens >= controller.USE_AIM * self.config.kv_tokens
+        seen = controller.Observation(
+            leases=len(self.held), wanted=self.wanted, running=len(engine.running), waiting=len(engine.waiting),
+            used_tokens=engine.used_tokens, kv_tokens=self.config.kv_tokens, throughput=engine.throughput(),
+            retractions=engine.counters.retractions - self.retractions, answers=self.answers,
+            generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
+            eldest_seconds=now - min(self.held.values(), default=now),
+            ending_tokens=Forecast(shares).freed_within(controller.RELIEF_SECONDS * self.rate) if nearly_full else 0.0,
+        )  # fmt: skip
+        self.wanted, self.retractions, self.answers = False, engine.counters.retractions, 0
+        leases = ((self.held[r], r.prompt_tokens + self.made(r, now), name) for name, r in names.items())
+        tokens = controller.overflow_tokens(seen)
+        self.recall = [names[name] for name in controller.to_recall(leases, tokens, seen.waiting)]
+        self.state = controller.observe(self.state, seen, now)
+        return seen.use
+
+    def die(self, now: float) -> None:
+        """It is away for a while, and has forgotten everything."""
+        self.state = controller.observe(self.state, controller.Observation(open=True), now)
+        self.engine, self.retractions = Engine(self.config), 0
+        self.engine.clock = self.back_at = now + DOWN_SECONDS
+        self.engine.slow = self.slow
+
+
+@dataclass(slots=True)
+class Asker:
+    """A worker that asks for leases in its own time (workers/admission.py)."""
+
+    number: int
+    at: float = 0.0  #: when it asks next
+    ask: int = 8
+    poll: float = 0.1
+
+
 class Play:
-    """All workers together against one endpoint: leases by predicted peak; lengths, pace and f learned from looks."""
+    """Workers against endpoints: leases by predicted peak; lengths, pace and f learned from looks.
+
+    slow: how much slower each endpoint is. workers: 0: one, which asks whenever something ends, without delay; else
+    each gathers for some milliseconds, asks for at most 64, and hears of what came free at others by asking again.
+    """
 
     def __init__(
         self, work: list[Request], admission: str, *, deadly: bool = False, kv_tokens: int = KV_TOKENS,
-        allowance: int = MAX_NEW_TOKENS, **pace: float,
+        allowance: int = MAX_NEW_TOKENS, slow: Sequence[float] = (1.0,), workers: int = 0, **pace: float,
     ):  # fmt: skip
         self.config = EngineConfig(kv_tokens=kv_tokens, max_running=4096, admission=admission, **pace)
-        self.engine, self.deadly, self.allowance = Engine(self.config), deadly, allowance
-        self.now, self.todo, self.held = 0.0, deque(work), {}
-        self.state, self.finished, self.curve = controller.State(), {}, None
-        self.rate, self.foreign, self.pace = 0.0, 0.0, [0.0, 0.0, 0.0]
-        self.wanted, self.retractions, self.answers, self.recall, self.uses = False, 0, 0, [], []
+        self.sites, self.deadly, self.allowance = [Site(self.config, one) for one in slow], deadly, allowance
+        self.askers = [Asker(number) for number in range(workers)]
+        self.asker_of: dict[Request, Asker] = {}
+        self.now, self.todo = 0.0, deque(work)
+        self.finished: dict[int, int] = {}
+        self.curve: Curve | None = None
+        self.uses: list[float] = []
         self.result = Result()
 
     def run(self) -> Result:
         """Play until all is done."""
-        next_look = 0.0
-        while self.todo or self.held:
-            self.now = max(self.now, min(self.engine.next_event() or next_look, next_look))
-            for request in self.engine.advance(self.now):
-                self._over(request)
-            if self.deadly and (len(self.engine.running) > 100 or self.engine.counters.pool_full):
-                self._die()
+        next_look, sites = 0.0, self.sites
+        while self.todo or any(site.held for site in sites):
+            asks = [asker.at for asker in self.askers if self.todo]
+            events = [event for site in sites if (event := site.engine.next_event()) is not None]
+            self.now = max(self.now, min([next_look, *events, *asks]))
+            for site in sites:
+                for request in site.engine.advance(self.now):
+                    self._over(site, request)
+                if self.deadly and (len(site.engine.running) > 100 or site.engine.counters.pool_full):
+                    self._die(site)
             if self.now >= next_look:
                 next_look = self.now + controller.LOOK_SECONDS
                 self._look()
-            self._ask()
-            self.result.peak_running = max(self.result.peak_running, len(self.engine.running))
-        counters = self.engine.counters
-        self.result.seconds, self.result.retractions = self.now, counters.retractions
-        self.result.fullest = counters.peak_used_tokens / self.config.kv_tokens
+            self._ask_all()
+            running = max(len(site.engine.running) for site in sites)
+            self.result.peak_running = max(self.result.peak_running, running)
+        counters = [site.engine.counters for site in sites]
+        self.result.seconds, self.result.retractions = self.now, sum(one.retractions for one in counters)
+        self.result.fullest = max(one.peak_used_tokens for one in counters) / self.config.kv_tokens
         self.result.mean_use = sum(self.uses) / len(self.uses)
         return self.result
 
-    def _made(self, request: Request) -> float:
-        return max(0.0, min(self.rate * (self.now - self.held[request]), request.max_new_tokens - 1))
-
-    def _over(self, request: Request) -> None:
+    def _over(self, site: Site, request: Request) -> None:
+        asker = self.asker_of.pop(request, None)
+        if asker is not None:
+            asker.at = min(asker.at, self.now + self._gather_seconds(asker))
         if request.outcome != "done":
-            return self._again(request)
-        seconds = self.now - self.held.pop(request)
-        self.answers += 1
-        self.pace = [a + b for a, b in zip(self.pace, (1, request.made, seconds), strict=True)]
+            return self._again(site, request)
+        site.answered(request, self.now)
         return self._done(request)
 
     def _done(self, request: Request) -> None:
@@ -116,105 +199,103 @@ class Play:
     def _curve(self, request: Request) -> Curve | None:
         return self.curve
 
-    def _again(self, request: Request) -> None:
+    def _again(self, site: Site, request: Request) -> None:
         request.made, request.serial, request.base, request.prefilled, request.outcome = 0, 0, 0, 0.0, ""
-        del self.held[request]
+        del site.held[request]
         self.todo.appendleft(request)
 
-    def _die(self) -> None:
+    def _die(self, site: Site) -> None:
         self.result.died += 1
-        for request in list(self.held):
-            self._again(request)
-        self.state = controller.observe(self.state, controller.Observation(open=True), self.now)
-        self.now += DOWN_SECONDS
-        self.engine, self.retractions = Engine(self.config), 0
-        self.engine.clock = self.now
+        for request in list(site.held):
+            self._again(site, request)
+        site.die(self.now)
 
-    def _ask(self) -> None:
-        if not self.todo:
-            return
-        limits, first = controller.ceilings(self.state, self.now), Held(0, 0, self.allowance, self.curve)
-        shares = [self._share(request) for request in self.held]
-        forecast, held = Forecast(shares, [first]), sum(share.tokens for share in shares) + self.foreign
-        while self.todo:
-            prompt = self.todo[0].prompt_tokens
-            if self.held and 0 <= limits.requests <= len(self.held):
-                return
-            newcomer = Held(prompt, 0, self.todo[0].max_new_tokens, self._curve(self.todo[0]))
-            full = forecast.peak_with(newcomer) + self.foreign > limits.f * self.config.kv_tokens
-            if self.held and (full or 0 <= limits.tokens < held + prompt):
-                self.wanted = True
-                return
-            forecast.add(newcomer)
-            held += prompt
-            self.held[self.todo[0]] = self.now
-            self.engine.submit(self.now, self.todo.popleft())
+    # asking
 
-    def _share(self, request: Request) -> Held:
-        made = self._made(request)
-        return Held(request.prompt_tokens + made, made, request.max_new_tokens, self._curve(request))
+    def _ask_all(self) -> None:
+        if not self.askers:
+            self._ask(None, len(self.todo))
+        for asker in self.askers:
+            if asker.at <= self.now and self.todo:
+                wanted = min(asker.ask, len(self.todo))
+                granted = self._ask(asker, wanted)
+                self._next_ask(asker, wanted, granted)
+
+    def _next_ask(self, asker: Asker, wanted: int, granted: int) -> None:
+        asker.ask = min(64, asker.ask * 2) if granted == wanted else max(8, granted * 2)
+        poll = 0.1 if granted else asker.poll
+        asker.poll = min(1.0, poll * 2)
+        asker.at = self.now + (0.0 if granted == wanted else poll) + self._gather_seconds(asker)
+
+    def _gather_seconds(self, asker: Asker) -> float:
+        return 0.003 + 0.00002 * sum(one is asker for one in self.asker_of.values())
+
+    def _ask(self, asker: Asker | None, wanted: int) -> int:
+        """One decision about so many, eldest first; returns how many were granted."""
+        places = [_Place(site, self._shares(site), self.now, self._newest()) for site in self.sites] if wanted else []
+        for granted in range(wanted):
+            request = self.todo[0]
+            newcomer = Held(request.prompt_tokens, 0, request.max_new_tokens, self._curve(request))
+            rooms = [place.room(newcomer) for place in places]
+            if max(rooms) < 0:
+                return granted
+            best = places[rooms.index(max(rooms))]
+            best.take(newcomer)
+            best.site.held[self.todo.popleft()] = self.now
+            if asker is not None:
+                self.asker_of[request] = asker
+            best.site.engine.submit(self.now, request)
+        return wanted
+
+    def _newest(self) -> Held:
+        return Held(0, 0, self.allowance, self.curve)
+
+    def _shares(self, site: Site) -> list[Held]:
+        made = [(request, site.made(request, self.now)) for request in site.held]
+        return [Held(r.prompt_tokens + m, m, r.max_new_tokens, self._curve(r)) for r, m in made]
+
+    # looking
 
     def _look(self) -> None:
-        engine, now = self.engine, self.now
-        for request in self.recall:  # what the look before decided: workers hear of it now
-            if request in self.held:
-                engine.abort(now, request.rid)
-                self.result.recalled += 1
+        sites = [site for site in self.sites if self.now >= site.back_at]
+        for site in sites:
+            for request in site.recall:  # what the look before decided: workers hear of it now
+                if request in site.held:
+                    site.engine.abort(self.now, request.rid)
+                    self.result.recalled += 1
+            site.learn_pace(self.now)
         self._learn()
-        seen = controller.Observation(
-            leases=len(self.held), wanted=self.wanted, running=len(engine.running), waiting=len(engine.waiting),
-            used_tokens=engine.used_tokens, kv_tokens=self.config.kv_tokens, throughput=engine.throughput(),
-            retractions=engine.counters.retractions - self.retractions, answers=self.answers,
-            generation_seconds=self.pace[2] / self.pace[0] if self.pace[0] else 10.0,
-            eldest_seconds=now - min(self.held.values(), default=now), ending_tokens=self._ending_tokens(),
-        )  # fmt: skip
-        self.wanted, self.retractions, self.answers = False, engine.counters.retractions, 0
-        names = {request.rid: request for request in self.held}
-        leases = ((self.held[r], r.prompt_tokens + self._made(r), name) for name, r in names.items())
-        tokens = controller.overflow_tokens(seen)
-        self.recall = [names[name] for name in controller.to_recall(leases, tokens, seen.waiting)]
-        self.state = controller.observe(self.state, seen, now)
+        uses = [site.look(self.now, self._shares(site)) for site in sites]
         if self.todo:
-            self.uses.append(seen.use)
-
-    def _ending_tokens(self) -> float:
-        if self.engine.used_tokens < controller.USE_AIM * self.config.kv_tokens:
-            return 0.0
-        return Forecast(map(self._share, self.held)).freed_within(controller.RELIEF_SECONDS * self.rate)
+            self.uses += uses
 
     def _learn(self) -> None:
-        self.pace = [figure * 0.98 for figure in self.pace]
-        if self.pace[0] > 2:
-            self.rate = self.pace[1] / self.pace[2]
-        elif self.engine.running:
-            self.rate = self.engine.throughput() / len(self.engine.running)
-        made = [self._made(request) for request in self.held]
+        made = [site.made(request, self.now) for site in self.sites for request in site.held]
         self.curve = learn(self.finished, made, self.allowance)
-        ours = sum(request.prompt_tokens for request in self.held) + sum(made)
-        self.foreign = max(0.0, self.foreign + 0.3 * (self.engine.used_tokens - ours - self.foreign))
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    print("server      lengths       seed  at once s (retr, peak)    ratio  died  recalled  retr  peak  use  fullest")
-    for server in ("reserve", "free_space", "deadly"):
-        admission = "free_space" if server == "free_space" else "reserve"
-        for name, (mu, sigma) in DISTRIBUTIONS.items():
-            for seed in range(5, 5 + seeds):
-                base = everything_at_once(jobs(count, mu, sigma, seed), admission)
-                mine = Play(jobs(count, mu, sigma, seed), admission, deadly=server == "deadly").run()
-                print(_row(server, name, seed, base, mine), flush=True)
+class _Place:
+    """An endpoint in one decision, as lease.lua weighs it."""
 
+    def __init__(self, site: Site, shares: list[Held], now: float, newest: Held):
+        self.site, self.limits = site, controller.ceilings(site.state, now)
+        self.forecast = Forecast(shares, [newest])
+        self.held = sum(share.tokens for share in shares) + site.foreign
+        self.away = now < site.back_at
 
-def _row(server: str, name: str, seed: int, base: Result, mine: Result) -> str:
-    return (
-        f"{server:10}  {name:12}  {seed:4}  {base.seconds:6.1f} ({base.retractions:4}, {base.peak_running:3})"
-        f"        {mine.seconds / base.seconds:.3f} {mine.died:5} {mine.recalled:9} {mine.retractions:5}"
-        f" {mine.peak_running:5}  {mine.mean_use:.2f}  {mine.fullest:.2f}"
-    )
+    def room(self, newcomer: Held) -> float:
+        """Free share if it joined; below 0: it does not."""
+        site, limits = self.site, self.limits
+        if self.away or (site.held and 0 <= limits.requests <= len(site.held)):
+            return -1.0
+        budget = limits.f * site.config.kv_tokens
+        peak = self.forecast.peak_with(newcomer) + site.foreign
+        if site.held and (peak > budget or 0 <= limits.tokens < self.held + newcomer.tokens):
+            site.wanted = True
+            return -1.0
+        return max(0.0, 1 - peak / budget)
 
-
-
-if __name__ == "__main__":
-    main()
+    def take(self, newcomer: Held) -> None:
+        """It joins."""
+        self.forecast.add(newcomer)
+        self.held += newcomer.tokens

@@ -28,7 +28,7 @@ from workers.admission import Past
 from workers.context import WorkerContext
 from workers.holdings import HOLD_TTL_MS, Claim, Lease, Work
 from workers.retries import Again, Halt, Reject, decide, decide_refusal
-from workers.stages import Ask, ask_of, is_over, made_of, whole
+from workers.stages import Ask, ask_of, is_over, made_of, text_ids, whole
 from workers.suspects import INNOCENT, Suspicion, implicate, name_of, parse_suspicion
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,10 @@ class _Story:
                         return "made by another"
                     attempts = 0
                     continue
-                record = self._record(whole(self.task, ask, generation, made), made, info, requests)
+                answer = whole(self.task, ask, generation, made)
+                if ids := text_ids(made, generation, answer, self.run.sampling):
+                    answer = replace(answer, text=await self._text_of(lease.url, ids) or answer.text)
+                record = self._record(answer, made, info, requests)
                 if self.task.chat:
                     return await self._turn_made(record)
                 return await self._publish("response", line_of(record))
@@ -152,6 +155,14 @@ class _Story:
             raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")
         await self.context.endpoints.confirm(lease.url, sent_at)
         return generation, info
+
+    async def _text_of(self, url: str, ids: list[int]) -> str | None:
+        try:
+            skip = self.run.sampling.get("skip_special_tokens", True)
+            return await self.context.client.detokenize(url, ids, skip_special_tokens=skip)
+        except Fault as fault:
+            log.warning("text_of_stages_joined: %s", fault)
+            return None  # the ids are right, and the text is for people
 
     def _is_over(self, ask: Ask, stage: Generation, made: Made) -> bool:
         """Whether the answer is whole; how long it and its stages got is learned from."""

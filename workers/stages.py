@@ -5,8 +5,9 @@ answer has by now goes to the server as the end of the prompt, and to Redis as p
 stage that was under way. Why nothing else changes: docs/decisions/0009-staged-generation.md.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from app.capacity.lengths import kind_of, later
 from app.lanes import Lane, lane_of
@@ -61,6 +62,15 @@ def made_of(task: Task, stage: Generation, started_at: str, seconds: float) -> M
         output_ids=before.output_ids + stage.output_ids, text=before.text + stage.text, stages=before.stages + 1,
         started_at=before.started_at, latency_seconds=before.latency_seconds + seconds,
     )  # fmt: skip
+
+
+def text_ids(stages: Made, last: Generation, answer: Generation, sampling: Mapping[str, Any]) -> list[int] | None:
+    """The ids whose text is the answer's, where the texts of its stages together are not: a character's bytes may
+    fall on a boundary, and a stop id in a stage's last place was no stop to the server. None: they are."""
+    if stages.stages == 1 or ("\ufffd" not in stages.text and answer.matched == last.matched):
+        return None
+    stopped = answer.finish_reason == "stop" and not sampling.get("no_stop_trim")
+    return answer.output_ids[:-1] if stopped else answer.output_ids
 
 
 def whole(task: Task, ask: Ask, last: Generation, made: Made) -> Generation:

@@ -88,6 +88,17 @@ class Curve:
             points.append((allowance, self.alive(allowance)))
         return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(points)) / height
 
+    def sample(self, number: int) -> list[int]:
+        """So many lengths, shortest first, that are spread as those of the answers are."""
+        found, at = [], 0
+        for place in range(number):
+            share = 1 - (place + 0.5) / number
+            while self.share[at + 1] > share:
+                at += 1
+            x0, x1, y0, y1 = self.made[at], self.made[at + 1], self.share[at], self.share[at + 1]
+            found.append(max(1, round(x0 + (x1 - x0) * (y0 - share) / (y0 - y1))))
+        return found
+
     def believed(self, finished: int) -> "Curve":
         """Without the long answers that `learn` pretends: they keep a pool from being overfilled, and would double the
         time of the last of a few dozen answers. Where answers still run they weigh about twice what they are of all.

@@ -7,6 +7,8 @@ write GB (`memory_usage` of /server_info). Facts are those of SGLang 0.5.6 to 0.
 import math
 from dataclasses import dataclass
 
+from app.capacity.stages import Suggestion
+
 GIB = 2**30
 #: Share of the pool that is in use on average while an endpoint is kept saturated (docs/operating/capacity.md).
 SATURATED_USE = 0.9
@@ -122,25 +124,28 @@ class Busy:
     use: float  #: share of its KV tokens in use, 0 to 1
     waiting: int
     retracted: int = 0
+    retracted_share: float = 0.0  #: retractions for each answer so far
     conservativeness: float | None = None  #: --schedule-conservativeness
 
 
 #: A server that has requests waiting while less of its pool is in use is too careful (SGLang's own tuning guide).
 USE_WASTED = 0.9
+#: One that retracts so often is too bold: what it retracts is prefilled again.
+RETRACTS_OFTEN = 0.05
 
 
-def scheduling_advice(busy: Busy) -> str | None:
-    """One sentence on `--schedule-conservativeness` and `--stage-tokens`, or None where the figures give no reason."""
+def scheduling_advice(busy: Busy, stages: Suggestion | None = None) -> str | None:
+    """One sentence on `--schedule-conservativeness`, and on stages where they are worth it, or None where the figures
+    give no reason."""
     now = f" (now {busy.conservativeness:g})" if busy.conservativeness is not None else ""
-    if busy.retracted:
-        return (
-            f"{busy.retracted} requests are retracted now: if that goes on, restart it with "
-            f"--schedule-conservativeness 1.3{now}"
-        )
+    often = busy.retracted_share > RETRACTS_OFTEN
+    if busy.retracted or often:
+        seen = f"{busy.retracted_share:.0%} of the answers were retracted" if often else \
+            f"{busy.retracted} requests are retracted now: if that goes on"  # fmt: skip
+        return f"{seen}, restart it with --schedule-conservativeness 1.3{now}"
     if busy.waiting and busy.use < USE_WASTED:
         return (
             f"{busy.waiting} requests wait while {busy.use:.0%} of the KV pool is in use: --schedule-conservativeness "
-            f"0.3{now} lets more of them run (about 10 % more tokens on an H200), and so does the run's "
-            "--stage-tokens, about the mean length of its answers"
+            f"0.3{now} at the server lets more of them run" + (f", and so does the run's {stages}" if stages else "")
         )
     return None

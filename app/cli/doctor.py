@@ -4,6 +4,7 @@ What a command line names is looked at; what it does not name is skipped with a 
 """
 
 import asyncio
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -69,7 +70,7 @@ def examine(values: Mapping[str, Any]) -> Iterator[Finding]:
     yield _packages()
     yield _open_files()
     yield from _redis(values["redis"])
-    infos = yield from _endpoints(values["endpoints"], values["api_key"])
+    infos = yield from _endpoints(values["endpoints"], values["api_key"], values["out"])
     yield from _tokenizer(values, infos)
     yield from _output(values)
 
@@ -145,23 +146,28 @@ def _redis(url: str | None) -> Iterator[Finding]:
     yield Finding("clock", True, f"Redis is {abs(ahead):.1f} s {'behind' if ahead < 0 else 'ahead of'} this host{note}")
 
 
-def _endpoints(urls: Sequence[str], api_key: str | None):
-    """A finding each; returns what those that answered say of themselves."""
+def _endpoints(urls: Sequence[str], api_key: str | None, out: Path | None):
+    """A finding each, and one where it could be used better; returns what those that answered say of themselves.
+    out: where a run may have answers, for their lengths."""
     from app.cli.meet import small_pool
     from app.sglang.client import SGLangClient
     from app.sglang.faults import Fault
-    from app.sglang.wire import EndpointInfo
+    from app.sglang.wire import EndpointInfo, Loads
     from app.urls import normalise
 
     if not urls:
         yield Finding("endpoint", None, "not looked at", "--endpoint URL")
         return []
 
-    async def ask(url: str) -> EndpointInfo | Fault:
+    async def ask(url: str) -> tuple[EndpointInfo, Loads | None, float | None] | Fault:
         async with SGLangClient(SecretStr(api_key) if api_key else None) as client:
+            loads, conservativeness = None, None
+            with contextlib.suppress(Fault):  # a router does not tell; and who is away is told below
+                loads = await client.loads(url)  # before the canary has waited for its turn
+                conservativeness = (await client.launch(url)).conservativeness
             try:
                 await client.canary(url, {"max_new_tokens": 1, "temperature": 0.0})
-                return await client.info(url)
+                return await client.info(url), loads, conservativeness
             except Fault as fault:
                 return fault
 
@@ -172,19 +178,38 @@ def _endpoints(urls: Sequence[str], api_key: str | None):
         except UsageError as exc:
             yield _fault("endpoint", exc)
             continue
-        info = asyncio.run(ask(url))
-        if isinstance(info, Fault):
-            yield Finding("endpoint", False, str(info), "start it, or correct --endpoint or HEADRACE_API_KEY")
+        told = asyncio.run(ask(url))
+        if isinstance(told, Fault):
+            yield Finding("endpoint", False, str(told), "start it, or correct --endpoint or HEADRACE_API_KEY")
             continue
+        info, loads, conservativeness = told
         found.append(info)
         kv = f"{info.kv_tokens:,} KV tokens" if info.kv_tokens else "KV tokens not told (use --concurrency N)"
         context = f"context {info.context_length:,}" if info.context_length else "context not told"
         yield Finding("endpoint", True, f"{url}: {info.model}, SGLang {info.version}, {kv}, {context}, generates",
                       small_pool(info) or "")  # fmt: skip
+        if sentence := _load(info, loads, conservativeness, out):
+            yield Finding("load", True, f"{url}: {sentence}")
     models = {info.model for info in found}
     if len(models) > 1:
         yield Finding("endpoints", False, f"they serve {len(models)} models", "one run needs one model")
     return found
+
+
+def _load(info: Any, loads: Any, conservativeness: float | None, out: Path | None) -> str | None:
+    """What to change at a busy server."""
+    from app.capacity.plan import Busy, scheduling_advice
+    from app.cli.inspect import answers_of, stages_for
+
+    if loads is None or not info.kv_tokens:
+        return None
+    answers = None
+    with contextlib.suppress(UsageError):  # there is no run yet, or none of its answers
+        answers = answers_of(out) if out and loads.waiting else None
+    stages = stages_for(info.kv_tokens, answers, conservativeness) if answers else None
+    busy = Busy(use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting, retracted=loads.retracted or 0,
+                conservativeness=conservativeness)  # fmt: skip
+    return scheduling_advice(busy, stages)
 
 
 def _tokenizer(values: Mapping[str, Any], infos: Sequence[Any]) -> Iterator[Finding]:

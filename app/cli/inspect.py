@@ -3,12 +3,18 @@
 import contextlib
 import difflib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from app.capacity.stages import Job, Suggestion, suggest
 from app.cli.talk import show
 from app.errors import OK, StorageError, UsageError, VerificationFailed
 from app.lock import holder
 from app.rundir import RunDir
+
+#: So many of a run's lengths stand for all.
+_MOST_LENGTHS = 10_000
 
 
 def existing_run(out: Path):
@@ -28,6 +34,49 @@ def existing_run(out: Path):
         meant = f"; did you mean {out.parent}?" if (out.parent / "run.json").exists() else "."
         raise UsageError(f"{out} holds no run (no run.json in it){meant}")
     return rundir, run_file
+
+
+@dataclass(slots=True)
+class Answers:
+    """The answers of a run."""
+
+    count: int = 0
+    prompt_tokens: float = 0.0  #: mean
+    output_tokens: float = 0.0  #: mean
+    lengths: list[int] = field(default_factory=list)  #: of some of them, spread over all
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+def answers_of(out: Path) -> Answers:
+    """What a run's files say of their lengths. Raises UsageError if there are none."""
+    from app.offline.redo import responses
+
+    rundir, run_file = existing_run(out)
+    found, every = Answers(sampling=run_file.recipe.sampling), 1
+    for dataset in rundir.datasets_on_disk():
+        for _, line in responses(rundir, dataset):
+            found.prompt_tokens += line["num_prompt_tokens"]
+            found.output_tokens += line["num_output_tokens"]
+            if found.count % every == 0:
+                found.lengths.append(line["num_output_tokens"])
+            if len(found.lengths) == _MOST_LENGTHS:
+                found.lengths, every = found.lengths[::2], every * 2
+            found.count += 1
+    if not found.count:
+        raise UsageError(f"{out}: no answers there yet.")
+    found.prompt_tokens /= found.count
+    found.output_tokens /= found.count
+    return found
+
+
+def stages_for(kv_tokens: int, answers: Answers, conservativeness: float | None) -> Suggestion | None:
+    """The stage that pays for answers like these; None where none does, or their parameters forbid it."""
+    from app.sglang.sampling import looks_back
+
+    if looks_back(answers.sampling):
+        return None
+    allowance = int(answers.sampling["max_new_tokens"])
+    return suggest(Job(kv_tokens, answers.prompt_tokens, allowance, answers.lengths, conservativeness or 1.0))
 
 
 def redis_in(rundir: RunDir) -> str | None:

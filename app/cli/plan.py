@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from app.capacity.plan import Busy, GPUMemory, HostCache, scheduling_advice
+from app.cli.inspect import Answers, answers_of, stages_for
 from app.cli.plan_page import PROMPT_SHARE, Plan, as_json, cache_advice, launch_advice, lines_of
 from app.cli.talk import show
 from app.errors import OK, USAGE, UsageError
@@ -33,9 +34,12 @@ def plan_command(values: Mapping[str, Any]) -> int:
             raise UsageError(f"--launch: {exc}.") from exc
         plan.kv_tokens = plan.kv_tokens or plan.launch.kv_tokens
         plan.max_running = plan.max_running or plan.launch.max_running_requests
+    like = answers_of(numbers["like"]) if numbers["like"] else None
+    if like is not None and numbers["max_new_tokens"]:
+        like.sampling = {**like.sampling, "max_new_tokens": numbers["max_new_tokens"]}
     if numbers["endpoints"]:
-        _ask_endpoints(plan, numbers["endpoints"], numbers["api_key"])
-    _set_lengths(plan, numbers)
+        _ask_endpoints(plan, numbers["endpoints"], numbers["api_key"], like)
+    _set_lengths(plan, numbers, like)
     if plan.kv_tokens is None and numbers["hicache_size"] is None and plan.launch.hicache_size_gb is None:
         raise UsageError("Nothing to plan with: give --endpoint URL, or --kv-tokens N (SGLang logs it at its start).")
     memory, other = _memory(plan, numbers)
@@ -57,7 +61,7 @@ def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
     return numbers
 
 
-def _ask_endpoints(plan: Plan, urls: list[str], api_key: str | None) -> None:
+def _ask_endpoints(plan: Plan, urls: list[str], api_key: str | None, like: Answers | None) -> None:
     """Capacity, launch settings and load of live endpoints. Raises UsageError if one cannot be asked."""
     from app.sglang.client import SGLangClient
     from app.sglang.faults import Fault
@@ -92,16 +96,17 @@ def _ask_endpoints(plan: Plan, urls: list[str], api_key: str | None) -> None:
             use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting,
             retracted=loads.retracted or 0, conservativeness=launch.conservativeness,
         )  # fmt: skip
-        if sentence := scheduling_advice(busy):
+        stages = stages_for(info.kv_tokens, like, launch.conservativeness) if like else None
+        if sentence := scheduling_advice(busy, stages):
             plan.advice.append(f"{url}: {sentence}")
 
 
-def _set_lengths(plan: Plan, numbers: Mapping[str, Any]) -> None:
+def _set_lengths(plan: Plan, numbers: Mapping[str, Any], like: Answers | None) -> None:
     """Prompt and answer lengths of the job: measured where there is something to measure, else as given or assumed."""
     allowance = numbers["max_new_tokens"] or _DEFAULT_ALLOWANCE
-    if numbers["like"]:
-        plan.prompt_tokens, plan.output_tokens, count = _lengths_of_run(numbers["like"])
-        plan.lengths_from = f"as the {count:,} answers of {numbers['like']}"
+    if like is not None:
+        plan.prompt_tokens, plan.output_tokens = like.prompt_tokens, like.output_tokens
+        plan.lengths_from = f"as the {like.count:,} answers of {numbers['like']}"
         if numbers["max_new_tokens"]:
             plan.output_tokens = min(plan.output_tokens, allowance)
     if numbers["avg_tokens"]:
@@ -117,21 +122,6 @@ def _set_lengths(plan: Plan, numbers: Mapping[str, Any]) -> None:
             plan.lengths_from = "prompts measured, answers as SGLang assumes them; better --like OUT"
         else:
             plan.lengths_from = f"prompts measured, answers {plan.lengths_from}"
-
-
-def _lengths_of_run(out: Path) -> tuple[float, float, int]:
-    """Mean prompt and answer tokens of a run's answers, and their number. Raises UsageError if there are none."""
-    from app.cli.inspect import existing_run
-    from app.offline.redo import responses
-
-    rundir, _ = existing_run(out)
-    count = prompt = output = 0
-    for dataset in rundir.datasets_on_disk():
-        for _, line in responses(rundir, dataset):
-            count, prompt, output = count + 1, prompt + line["num_prompt_tokens"], output + line["num_output_tokens"]
-    if not count:
-        raise UsageError(f"--like {out}: no answers there yet.")
-    return prompt / count, output / count, count
 
 
 def _lengths_of_input(numbers: Mapping[str, Any]) -> tuple[int, float]:

@@ -239,6 +239,8 @@ def _notes(seen: Snapshot) -> Iterator[Text]:
     totals = seen.inventory["totals"]
     if seen.waiting_for:
         yield Text(f"waiting: {seen.waiting_for}", "yellow", overflow="fold")
+    for sentence in seen.advice:
+        yield Text(sentence, "dim", overflow="fold")
     if totals["rejected_by_reason"]:
         yield _note("rejected", " · ".join(f"{reason} {n:,}" for reason, n in totals["rejected_by_reason"].items()))
     if seen.oldest:

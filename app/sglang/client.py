@@ -233,6 +233,15 @@ class SGLangClient:
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) and ids and not ids_problem(ids, None) else None
 
+    async def detokenize(self, url: str, ids: list[int], *, skip_special_tokens: bool) -> str | None:
+        """The text of ids as the server's own tokenizer has it, or None if it can't say. Raises Fault."""
+        body: JSONObject = {"tokens": ids, "skip_special_tokens": skip_special_tokens}
+        with _at(url):
+            response = await self._request("POST", url, "/detokenize", body, CANARY_SECONDS)
+            answer = None if response.status_code in _NOT_OFFERED else _json(response)
+        text = answer.get("text") if isinstance(answer, dict) else None
+        return text if isinstance(text, str) else None
+
     async def _canary(self, url: str, sampling: JSONObject, vocab_size: int | None, timeout_seconds: float) -> None:
         await self.generate(
             url, _CANARY_IDS, sampling, rid=new_rid(), deadline_seconds=timeout_seconds, vocab_size=vocab_size

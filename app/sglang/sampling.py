@@ -99,13 +99,17 @@ def disagreement(body: JSONObject, said: Mapping[str, Any]) -> str | None:
     return f"{differs} {theirs[differs]}; this run has {body.get(differs)}" if differs else None
 
 
+def looks_back(body: JSONObject) -> str | None:
+    """The first parameter under which an answer asked for in stages would be another one, None if there is none: those
+    that look at what the answer has so far begin anew with each request. body: from `sampling_body`."""
+    return next((name for name in _LOOK_BACK if body.get(name) != _DEFAULTS.get(name)), None)
+
+
 def refuse_stages(body: JSONObject) -> None:
-    """Raises UsageError for parameters under which an answer asked for in stages would be another one: those that look
-    at what the answer has so far, and begin anew with each request. body: from `sampling_body`."""
-    off = {name: _DEFAULTS.get(name) for name in _LOOK_BACK}
-    if given := [name for name in _LOOK_BACK if body.get(name) != off[name]]:
+    """Raises UsageError for parameters that `looks_back` finds."""
+    if name := looks_back(body):
         raise UsageError(
-            f"--stage-tokens would change what is generated: {given[0]} depends on all of an answer, and each stage is "
+            f"--stage-tokens would change what is generated: {name} depends on all of an answer, and each stage is "
             f"a request of its own; leave out one of the two."
         )
 

@@ -11,6 +11,7 @@ from app.capacity.lengths import Curve, kind_of, parse_curve
 from app.capacity.share import Share, parse_share
 from app.lanes import Lane
 from app.manifest import RunManifest
+from app.sglang.sampling import looks_back
 from app.store.breaker import Why, parse_breaker
 from app.store.keys import CELERY_PREFIX, EXPECTED, RUNS, WORKER_INFO, EndpointKeys, RunKeys, lengths
 from app.store.report import Report, parse_figures, parse_report
@@ -39,6 +40,8 @@ class EndpointNow:
     waiting: int | None = None
     used_tokens: int | None = None
     pace: float = 0.0  #: tokens per millisecond of one request
+    answered: int = 0  #: requests, since this Redis knows it
+    retractions: int = 0  #: of them
     shares: tuple[Share, ...] = ()
 
     @property
@@ -98,6 +101,7 @@ class RunNow:
     kinds: dict[str, list[Kind]] = field(default_factory=dict)  #: per dataset
     max_new_tokens: int = 0
     stage_tokens: int = 0  #: 0: whole answers
+    can_be_staged: bool = False  #: no sampling parameter forbids it
     memory_bytes: int = 0
     memory_limit_bytes: int = 0  #: 0: none
 
@@ -154,7 +158,8 @@ def look(
         workers=list(_workers(workers, now_ms / 1000)), figures=parse_figures(figures),
         expected_rows={name.decode(): int(number) for name, number in expected_rows.items()},
         kinds={name: [_kind(run, name, lane, *_take(replies, 2)) for lane in Lane] for name in names},
-        max_new_tokens=run.max_new_tokens, stage_tokens=run.stage_tokens or 0, memory_bytes=memory["used_memory"],
+        max_new_tokens=run.max_new_tokens, stage_tokens=run.stage_tokens or 0,
+        can_be_staged=looks_back(run.sampling) is None, memory_bytes=memory["used_memory"],
         memory_limit_bytes=memory["maxmemory"],
     )  # fmt: skip
 
@@ -204,7 +209,8 @@ def _endpoint(
         kv_tokens=kv_tokens * (said.get("dp_size") or 1) if kv_tokens else None,
         model=said.get("served_model_name") or said.get("model") or "",
         f=float(control.get(b"f", 1)), running=_number(control, b"running"), waiting=_number(control, b"waiting"),
-        used_tokens=_number(control, b"used"), pace=pace, shares=held,
+        used_tokens=_number(control, b"used"), pace=pace, answered=int(control.get(b"done", 0)),
+        retractions=int(control.get(b"retractions", 0)), shares=held,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,23 @@ def test_answers_in_stages_are_those_of_whole_requests(redis_client, redis_url, 
     assert ("stop", 0) in ends  # the trap: the server calls it a length
     assert ("length", 0) in ends
     assert ("stop", 3) in ends
+
+
+def in_halves(ids: Sequence[int]) -> str:
+    """As a tokenizer of bytes does it: two ids make a letter, and what is no letter is shown as such."""
+    return bytes(0xC3 if token % 2 else 0xA9 for token in ids if token != EOS).decode(errors="replace")
+
+
+def test_a_character_on_a_boundary_is_whole_in_the_text(redis_client, redis_url, tmp_path):
+    """The text is that of all ids together, as of an answer made at once."""
+    config = replace(ENDPOINT, decode=in_halves)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, run_of(endpoint.url, "whole"), 40)
+        put(redis_client, redis_url, run_of(endpoint.url, "staged", stage_tokens=7), 40)
+        whole, staged = records(redis_client, "whole", 40), records(redis_client, "staged", 40)
+    assert any("é" in record["text"] and record["num_output_tokens"] > 7 for record in whole.values())
+    assert {key: record["text"] for key, record in staged.items()} == \
+        {key: record["text"] for key, record in whole.items()}  # fmt: skip
 
 
 def test_a_worker_that_dies_between_two_stages_costs_none(redis_client, redis_url, tmp_path, monkeypatch):

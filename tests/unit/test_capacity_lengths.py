@@ -41,6 +41,16 @@ def test_the_curve_is_the_share_that_gets_so_far():
         assert curve.alive(made) == pytest.approx(share, abs=0.02)
 
 
+def test_a_sample_of_a_curve_is_spread_as_its_answers_are():
+    """So many of it are as long as any length, as are of all."""
+    sample = learn(histogram(LENGTHS), [], 8192).sample(200)
+    assert sample == sorted(sample)
+    assert len(sample) == 200
+    for length in (1000, 2700, 5000):
+        share = sum(one > length for one in LENGTHS) / len(LENGTHS)
+        assert sum(one > length for one in sample) / 200 == pytest.approx(share, abs=0.02)
+
+
 def test_answers_that_still_run_count_as_longer():
     """After the 30 shortest of 100 ended, the rest at 1,800 tokens must not be expected to end like those."""
     lengths = sorted(LENGTHS[:100])
@@ -58,7 +68,8 @@ def test_who_is_cut_by_an_allowance_is_expected_to_get_to_it(allowance):
     cut = {bin_beyond(allowance): 60}
     assert learn(short | cut, [], allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)
     assert learn(short, [allowance] * 60, allowance).alive(allowance - 1) == pytest.approx(0.5, abs=0.03)  # gone on
-    assert learn(histogram([50] * 30), [], allowance).alive(allowance - 1) == pytest.approx(4 / 34, abs=0.01)
+    pretended = learn(histogram([50] * 30), [], allowance)
+    assert pretended.alive(allowance - 1) == pytest.approx(4 / 34, abs=0.01)
 
 
 def test_before_enough_have_finished_the_servers_own_clip_counts():

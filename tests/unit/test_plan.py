@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.capacity.plan import Busy, GPUMemory, HostCache, fit, scheduling_advice
+from app.capacity.stages import Suggestion
 from app.cli.main import cli
 from app.errors import UsageError
 from app.sglang.launch import launch_from_command, launch_of
@@ -94,7 +95,12 @@ def test_little_headroom_is_a_risk():
 
 def test_a_careful_server_gets_other_advice_than_one_that_retracts():
     assert "0.3" in scheduling_advice(Busy(use=0.8, waiting=200, conservativeness=1.0))
-    assert "--stage-tokens" in scheduling_advice(Busy(use=0.8, waiting=200))
+    stages = Suggestion(1500, use=0.8, staged_use=0.95)
+    assert "--stage-tokens 1500" in scheduling_advice(Busy(use=0.8, waiting=200), stages)
+    assert "--stage-tokens" not in scheduling_advice(Busy(use=0.8, waiting=200))
+    assert scheduling_advice(Busy(use=0.95, waiting=200), stages) is None
+    assert "7% of the answers" in scheduling_advice(Busy(use=0.9, waiting=0, retracted_share=0.07))
+    assert scheduling_advice(Busy(use=0.95, waiting=0, retracted_share=0.03)) is None
     assert "1.3" in scheduling_advice(Busy(use=1.0, waiting=20, retracted=4))
     assert scheduling_advice(Busy(use=0.95, waiting=200)) is None
     assert scheduling_advice(Busy(use=0.5, waiting=0)) is None

@@ -1,7 +1,9 @@
 """app.snapshot: an ETA from tokens, one sentence about what is waited for, a line for machines without a null."""
 
 import json
+import math
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -116,6 +118,39 @@ def test_the_stages_that_an_answer_still_needs_count():
     second = tuple(Share("short", 420, 400, 1_000_000, later("short-kind")) for _ in range(10))
     assert eta(endpoints=[endpoint(shares=first)], **stages) == round(tokens / 500)
     assert eta(endpoints=[endpoint(shares=second)], **stages) == round((tokens - 10 * 400) / 500)
+
+
+def wasteful(**fields) -> EndpointNow:
+    """A server that keeps a fifth of its pool empty while requests wait there."""
+    shares = tuple(Share("short", 1150, 6000, 1_000_000, "short-kind") for _ in range(40))
+    return endpoint(**{"kv_tokens": 120_000, "used_tokens": 96_000, "waiting": 4, "shares": shares} | fields)
+
+
+EXPONENTIAL = Curve((0, *range(250, 6001, 250), 6001), (1.0, *(math.exp(-n / 1480) for n in range(250, 6001, 250)), 0))
+WASTEFUL = {"kinds": {"chat": [Kind("short-kind", 5000, EXPONENTIAL)]}, "max_new_tokens": 6000, "can_be_staged": True}
+
+
+def advice(**fields) -> str:
+    """What the live view suggests."""
+    return " ".join(snapshot(FACTS, [counts()], now(**{"endpoints": [wasteful()]} | WASTEFUL | fields)).advice)
+
+
+def test_a_stage_is_suggested_where_a_careful_server_lets_requests_wait():
+    """With a number, from the lengths learned, and not where it is refused, is there already, or nothing waits."""
+    stage = int(re.search(r"--stage-tokens (\d+)", advice())[1])
+    assert sum(EXPONENTIAL.alive(n) for n in range(6000)) / 1.3 < stage < 1.3 * 1480
+    for fields in ({"can_be_staged": False}, {"stage_tokens": 1500}, {"kinds": {}}):
+        assert "--stage-tokens" not in advice(**fields)
+        assert "--schedule-conservativeness 0.3" in advice(**fields)
+    for fields in ({"used_tokens": 115_000}, {"waiting": 0}, {"open_since": 1.0}, {"kv_tokens": None}):
+        assert advice(endpoints=[wasteful(**fields)]) == ""
+    assert advice(queued={"chat": 0}) == ""
+
+
+def test_a_server_that_retracts_often_is_told_so():
+    """One answer in ten was pushed out of the batch."""
+    assert "conservativeness 1.3" in advice(endpoints=[wasteful(answered=100, retractions=10)])
+    assert "conservativeness 0.3" in advice(endpoints=[wasteful(answered=100, retractions=2)])
 
 
 def test_what_is_away_makes_no_tokens():

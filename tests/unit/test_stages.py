@@ -1,5 +1,7 @@
 """What the next request of a staged answer asks for, when the answer is over, and what cannot be asked in stages."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import UsageError
@@ -7,7 +9,7 @@ from app.records import Made, Task
 from app.sglang.sampling import refuse_stages, sampling_body
 from app.sglang.wire import Generation
 from tests.belt import manifest
-from workers.stages import ask_of, is_over, made_of, whole
+from workers.stages import ask_of, is_over, made_of, text_ids, whole
 
 EOS = 99
 
@@ -71,6 +73,24 @@ def test_a_stop_id_in_a_stages_last_place_is_the_stop_that_a_whole_request_would
     assert (answer.output_ids, answer.num_output_tokens, answer.text) == ([0, 1, 2, 3, 5, 6, 7, EOS], 8, "ttttxxxx")
     assert answer.meta_info == {"id": "rid", "prompt_tokens": 3, "completion_tokens": 8}
     assert (made.stages, made.started_at, made.latency_seconds) == (2, "then", 3.0)
+
+
+def test_a_text_is_asked_for_where_those_of_the_stages_are_not_it():
+    """A damaged character; a stop id that the server took for text. Not where one request brought it all."""
+    run = manifest("http://x", stage_tokens=4)
+
+    def ids(text: str, last: Generation, sampling: dict, begun: int = 4) -> list[int] | None:
+        so_far = replace(task(begun), made=replace(task(begun).made, text=text)) if begun else task()
+        made = made_of(so_far, last, "now", 1.0)
+        return text_ids(made, last, whole(so_far, ask_of(run, so_far), last, made), sampling)
+
+    cut, stop, told = stage([5, 6, 7, 8, 9, 10]), stage([5, 6, 7, EOS]), stage([5, EOS], "stop", "99")
+    assert ids("fine", told, {}) is None
+    assert ids("half\ufffd", told, {}) == [0, 1, 2, 3, 5]
+    assert ids("half\ufffd", told, {"no_stop_trim": True}) == [0, 1, 2, 3, 5, EOS]
+    assert ids("half\ufffd", stage([5, 6]), {}, begun=8) == [*range(8), 5, 6]
+    assert ids("fine", stop, {}) == [0, 1, 2, 3, 5, 6, 7]
+    assert ids("", cut, {}, begun=0) is None
 
 
 @pytest.mark.parametrize(

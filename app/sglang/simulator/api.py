@@ -61,7 +61,7 @@ class Api:
             "/": _get(lambda: "SGLang is running"),
             "/generate": generate,
             "/v1/chat/completions": {"POST": self._chat},
-            "/v1/tokenize": tokenize, "/tokenize": tokenize,
+            "/v1/tokenize": tokenize, "/tokenize": tokenize, "/detokenize": {"POST": self._detokenize},
             "/abort_request": {"POST": self._abort_request},
             "/pause_generation": {"POST": self._pause}, "/continue_generation": {"POST": self._continue},
             "/update_weight_version": {"POST": self._rename_weights},
@@ -87,6 +87,7 @@ class Api:
             "/abort_request": {},
             "/get_server_info": _get(lambda: {"router_manager": True, "routers_count": 1, "workers_count": 1}),
             "/v1/models": _get(lambda: {"object": "list", "data": [card]}), "/v1/tokenize": {"POST": no_messages},
+            "/detokenize": {},
         }  # fmt: skip
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -234,6 +235,10 @@ class Api:
         if self.service.faults.tokenize == "other":
             ids = [*ids[:-1], self.config.eos_id, *ids[-1:]]
         return json_reply({"tokens": ids, "count": len(ids), "max_model_len": self.service.model.tokenizer_length})
+
+    async def _detokenize(self, request: web.BaseRequest) -> web.Response:
+        body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
+        return json_reply({"text": self.service.model.text(body["tokens"], False)})
 
     async def _abort_request(self, request: web.BaseRequest) -> web.Response:
         body = read_json(await request.content.read(), request.headers.get("Content-Type", ""))
