@@ -188,15 +188,16 @@ def compared(name: str, venvs: Path | None, rows: int, away_seconds: float) -> F
     try:
         python = peer.python(venvs)
     except FileNotFoundError as exc:
-        return {"title": peer.title, "not_run": str(exc)}
-    figures: Figures = {"title": peer.title, "version": peer.version(python), "settings": peer.settings}
+        return {"title": peer.title.format("").replace("  ", " "), "not_run": str(exc)}
+    title = peer.title.format(peer.version(python))
+    figures: Figures = {"title": title, "settings": peer.settings}
     for what, play in {"steady": steady, "killed": killed, "away": partial(away, seconds=away_seconds)}.items():
         try:
             with _played(peer, python, rows) as played:
                 figures[what] = play(played)
         except Unfit as exc:
-            return {"title": peer.title, "not_run": str(exc)}
-        print(f"{name:<16}{what:<8}{json.dumps(figures[what])}", flush=True)
+            return {"title": title, "not_run": str(exc)}
+        print(f"{name:<20}{what:<8}{json.dumps(figures[what])}", flush=True)
     return {**figures, "load": os.getloadavg()[0]}
 
 

@@ -50,7 +50,7 @@ class Job:
 class Peer:
     """One of those beside each other."""
 
-    title: str
+    title: str  #: in the table; "{}" is where its version goes
     command: Callable[[Job], list[str]]
     read: Callable[[Path], Found]
     settings: str  #: those of resume and retries, as its documentation names them
@@ -160,40 +160,45 @@ def _of_datatrove(out: Path) -> Found:
 
 
 PEERS = {
-    "headrace": Peer("Headrace", _headrace, _of_headrace, "none needed"),
+    "headrace": Peer("Headrace", _headrace, _of_headrace, "nothing"),
     "evening": Peer(
-        "an evening's script", _driver("evening.py"), _plain, "three tries a row"
+        "an evening's script", _driver("evening.py"), _plain,
+        "three tries a row, after 1 and 2 s",
     ),
     "evening-dialect": Peer(
-        "the same through the translator", _driver("evening.py"), _plain, "three tries a row", dialect=True
+        "the same through the translator", _driver("evening.py"), _plain, "as before", dialect=True
     ),
     "speculators": Peer(
-        "speculators", _speculators, _of_speculators, "`--resume`; `--max-retries` 3, its default", "speculators",
-        dialect=True,
+        "speculators {} (through the translator)", _speculators, _of_speculators,
+        "`--resume`; `--max-retries` 3, its default: after 2, 4 and 8 s", "speculators", dialect=True,
     ),
     "datatrove": Peer(
-        "datatrove's InferenceRunner, endpoint on 127.0.0.1", _driver("datatrove_driver.py"), _of_datatrove,
-        "`checkpoints_local_dir`, `records_per_chunk=100`; six attempts a request, built in", "datatrove",
+        "datatrove {}, InferenceRunner, endpoint on 127.0.0.1", _driver("datatrove_driver.py"), _of_datatrove,
+        "`checkpoints_local_dir`, `records_per_chunk=100`; six attempts a request are built in", "datatrove",
     ),
     "datatrove-elsewhere": Peer(
-        "the same, endpoint on another host", _elsewhere, _of_datatrove,
-        "`checkpoints_local_dir`, `records_per_chunk=100`; six attempts a request, built in", "datatrove", dialect=True,
+        "datatrove {}, as to another host (through the translator)", _elsewhere, _of_datatrove, "as before",
+        "datatrove", dialect=True,
     ),
     "curator": Peer(
-        "curator", _driver("curator_driver.py"), _plain,
-        "its cache in `working_dir`; `max_retries=10` and `require_all_responses=True`, its defaults",
+        "curator {}", _driver("curator_driver.py"), _plain,
+        "its cache in `working_dir`; `max_retries=10`, without a wait between them, and `require_all_responses=True`, "
+        "its defaults",
         "bespokelabs-curator",
     ),
     "distilabel": Peer(
-        "distilabel", _driver("distilabel_driver.py"), _plain,
-        "`use_cache=True` and the client's `max_retries=6`, its defaults; `input_batch_size=64`", "distilabel",
+        "distilabel {}", _driver("distilabel_driver.py"), _plain,
+        "`use_cache=True` and the client's `max_retries=6`, half a second to 8 s apart, its defaults; "
+        "`input_batch_size=64`", "distilabel",
     ),
     "flexllm": Peer(
-        "flexllm", _driver("flexllm_driver.py"), _of_flexllm,
-        "`output_jsonl` as checkpoint; `retry_times=3`, its default; `raise_for_errors()` at the end", "flexllm",
+        "flexllm {}", _driver("flexllm_driver.py"), _of_flexllm,
+        "`output_jsonl` as checkpoint; `retry_times=3`, its default: after about 1, 2 and 4 s; `raise_for_errors()` "
+        "at the end", "flexllm",
     ),
     "async-batch-llm": Peer(
-        "async-batch-llm", _driver("async_batch_llm_driver.py"), _plain,
-        "`JsonlArtifactStore`, `ResumePolicy.REUSE_SUCCESSES`; `max_attempts=3`, its default", "async-batch-llm",
+        "async-batch-llm {}", _driver("async_batch_llm_driver.py"), _plain,
+        "`JsonlArtifactStore`, `ResumePolicy.REUSE_SUCCESSES`; `max_attempts=3`, its default: after about 1 and 2 s",
+        "async-batch-llm",
     ),
 }  # fmt: skip

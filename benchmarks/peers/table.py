@@ -1,6 +1,12 @@
-"""The figures of benchmarks/peers/compare.py as a table in Markdown."""
+"""The figures of benchmarks/peers/compare.py in Markdown: a table, the settings, and who was not run.
 
+python -m benchmarks.peers.table FILE
+"""
+
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 HEAD = ("", "rows/s, middle half", "wall, s", "CPU, ms a row", "memory, MB", "killed at half, same command again",
@@ -8,30 +14,29 @@ HEAD = ("", "rows/s, middle half", "wall, s", "CPU, ms a row", "memory, MB", "ki
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """One line a peer; those that were not run below, with the reason. found: what --json writes."""
-    head = [cell.format(**found) for cell in HEAD]
-    yield row(head)
-    yield row(["---"] * len(head))
-    away = []
-    for peer in found["peers"].values():
-        if "not_run" in peer:
-            away.append(f"{peer['title']}: {peer['not_run']}.")
-            continue
+    """One row a peer; then, each in one line, what they were set to and why others were not run. found: what --json
+    writes."""
+    ran = [peer for peer in found["peers"].values() if "not_run" not in peer]
+    yield _row([cell.format(**found) for cell in HEAD])
+    yield _row(["---"] * len(HEAD))
+    for peer in ran:
         steady = peer["steady"]
         speed = [f"{steady[key]:.1f}" for key in ("rows_per_second", "wall_seconds", "cpu_ms_a_row")]
         ends = [ending(peer[what], found["rows"]) for what in ("killed", "away")]
-        yield row([f"{peer['title']} {peer['version']}".strip(), *speed, f"{steady['memory_mb']:.0f}", *ends])
-    if away:
-        yield from ("", "Not run:", "", *(f"- {line}" for line in away))
+        yield _row([peer["title"], *speed, f"{steady['memory_mb']:.0f}", *ends])
+    yield ""
+    yield "Set for resume and retries: " + ". ".join(f"{peer['title']}: {peer['settings']}" for peer in ran) + "."
+    for peer in found["peers"].values():
+        if "not_run" in peer:
+            yield f"Not run: {peer['title']}, {peer['not_run']}."
 
 
-def row(cells: list[str]) -> str:
-    """One line of a table."""
+def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 def ending(figures: dict[str, Any], rows: int) -> str:
-    """How a play ended, in words."""
+    """How a play ended, in words; bold: what nobody wants."""
     words = []
     if figures["lost"]:
         said = f", {figures['failed']} of them called failed" if figures["failed"] else ""
@@ -50,4 +55,8 @@ def ending(figures: dict[str, Any], rows: int) -> str:
 
 
 def _exit(code: int | None) -> str:
-    return "no end" if code is None else f"exit {code}"
+    return "**does not end**" if code is None else f"exit {code}"
+
+
+if __name__ == "__main__":
+    print("\n".join(lines(json.loads(Path(sys.argv[1]).read_text()))))

@@ -12,9 +12,11 @@ import pytest
 from app.sglang.simulator import SimulatorConfig, running_simulator
 from benchmarks.peers.dialect import vllm_dialect
 from benchmarks.peers.roster import HERE, PEERS, Job, records
-from benchmarks.peers.table import ending
+from benchmarks.peers.table import ending, lines
 from tests.acceptance.harness import IDS
+from tests.belt import ROOT
 
+RECORDED = json.loads((ROOT / "docs" / "evidence" / "peers.json").read_text())
 WELL = {"exit": 0, "lost": 0, "failed": 0, "doubled": 0, "truth": True, "repeated": 0}
 
 
@@ -35,6 +37,13 @@ def test_each_peer_from_pypi_is_set_up_at_one_version():
         assert re.search(rf"^venv {peer} .*?'?{peer}(\[\w+\])?==[\d.]+", script, re.M | re.S), peer
 
 
+def test_the_page_shows_the_recorded_figures():
+    """The table is what was measured, not what somebody typed."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert [line for line in lines(RECORDED) if line not in page.splitlines()] == []
+    assert set(PEERS) <= set(RECORDED["peers"])
+
+
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
@@ -43,7 +52,7 @@ def test_each_peer_from_pypi_is_set_up_at_one_version():
         (WELL | {"lost": 2, "truth": False, "again": {"exit": 0, "lost": 0}},
          "**2 of 9 rows missing**, **exit 0**, once more: all rows, exit 0"),
         (WELL | {"lost": 2, "failed": 1, "exit": 1, "again": {"exit": None, "lost": 1}},
-         "**2 of 9 rows missing**, 1 of them called failed, exit 1, once more: 1 missing, no end"),
+         "**2 of 9 rows missing**, 1 of them called failed, exit 1, once more: 1 missing, **does not end**"),
         (WELL | {"doubled": 4}, "**4 rows twice**, exit 0"),
     ],
 )  # fmt: skip
