@@ -1,7 +1,8 @@
 """Headrace's admission, played: several workers against several endpoints, without a socket.
 
-Plays the rules of app/capacity against the simulated scheduler, faster than real time: benchmarks/saturation.py compares
-them with feeding everything at once and with fixed numbers, benchmarks/staged.py answers in stages with whole ones. A deadly endpoint dies above 100 running or on a full pool.
+Plays the rules of app/capacity against the simulated scheduler, faster than real time: benchmarks/saturation.py
+compares them with feeding everything at once and with fixed numbers, benchmarks/staged.py answers in stages with whole
+ones. A deadly endpoint dies above 100 running or on a full pool.
 """
 
 import random
