@@ -52,6 +52,8 @@ CURVE = "0:1 1000:0.98 2000:0.75 3000:0.42 4000:0.2 5000:0.09 6000:0.04 8000:0.0
 class OneEndpoint:
     """What admission asks of workers/endpoints.py, for an endpoint that is always there."""
 
+    grows = False  #: none is on its way back
+
     def __init__(self, kv_tokens: int):
         self.when_back: list = []
         self._info = EndpointInfo(url=URL, max_total_num_tokens=kv_tokens)
@@ -144,6 +146,8 @@ async def _measure(url: str, leases: int, workers: int, seconds: float, admitted
     after, ours, count = client.info("cpu"), time.process_time() - ours, done[0] - count
     elapsed, scripts = time.monotonic() - began, client.info("commandstats")["cmdstat_evalsha"]
     for task in [*loops, *tasks]:
+        if task.done():
+            task.result()  # none ends by itself: raises what ended it
         task.cancel()
     await asyncio.gather(*loops, *tasks, return_exceptions=True)
     await asyncio.gather(*(courier.close() for courier in couriers))
