@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 
 Rendered = list[Parcel | Refusal]
-#: A core renders about 9,000 short rows a second, the producer sends 20,000; each process costs 60 MB and a start.
+#: A core renders about 9,000 short rows a second, the producer sends 18,000; each process costs 60 MB and a start.
 POOL_PROCESSES = min(4, os.cpu_count() or 1)
 _ALONE_SECONDS = 1.0  #: as much CPU as a process needs to load a tokenizer
 
