@@ -67,8 +67,8 @@ def test_many_rows_at_once_give_what_each_gives_alone(name):
     """In their order: of any length, with control tokens in what they say, refused; as text encoded by itself."""
     folder = DEMO / "tokenizer" if name == "demo" else TOKENIZERS / name
     own = Renderer(RenderOptions(str(folder), trust_remote_code=name == "tiktoken_like"))
-    said = [USER["content"] * n for n in (1, 300, 2)]
-    asked = [*said, f"a {own.decode(own.eos_token_ids[:1])} b", *reversed(said)]
+    said = [USER["content"] * n for n in (1, 300, 2, 40, 3)]
+    asked = [*said, f"a {own.decode(own.eos_token_ids[:1])} b", "the last"]
     many = [Conversation([{"role": "user", "content": text}]) for text in asked]
     many.insert(2, Conversation([{"role": "nobody", "content": "x"}, USER]))
     found = own.render_each(many)
