@@ -41,6 +41,7 @@ from app.store.connection import connect  # noqa: E402
 from app.store.embedded import PrivateServer  # noqa: E402
 from app.store.keys import CELERY_PREFIX, RunKeys  # noqa: E402
 from app.tokenization import Renderer, RenderOptions  # noqa: E402
+from producers.catalog import CHUNK_ROWS  # noqa: E402
 from producers.enqueue import Producer  # noqa: E402
 from producers.inputs import parse_inputs  # noqa: E402
 from producers.rendering import POOL_PROCESSES, Row, render  # noqa: E402
@@ -159,8 +160,8 @@ def _render(rows: int, begun) -> None:
     asked = [[{"role": "user", "content": f"What is {n} plus {n * 7 % 1000}?"}] for n in range(rows)]
     some = [Row("d", f"{n:024x}", "", n + 1, Conversation(messages), (0,)) for n, messages in enumerate(asked)]
     begun.wait()
-    for row in some:
-        render(row, renderer, run, False)
+    for start in range(0, rows, CHUNK_ROWS):
+        render(some[start : start + CHUNK_ROWS], renderer, run, False)
 
 
 def _send_noops(url: str, tasks: int, begun) -> None:

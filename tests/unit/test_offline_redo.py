@@ -344,5 +344,5 @@ def test_a_row_asked_again_is_sent_with_its_own_allowance(demo_tokenizer):
     conversation = Conversation([{"role": "user", "content": "x"}])
     run = manifest("http://127.0.0.1:1", max_new_tokens=64)
     for allowances, expected in (({}, [64, 64]), ({1: 256}, [64, 256]), ({-1: 32, 1: 256}, [32, 256])):
-        parcels = render(Row("chat", a_row(1), "", 1, conversation, (0, 1), allowances), renderer, run, False)
+        parcels = render([Row("chat", a_row(1), "", 1, conversation, (0, 1), allowances)], renderer, run, False)
         assert [unpack_task(parcel.blob).max_new_tokens for parcel in parcels] == expected

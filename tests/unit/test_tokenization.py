@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,28 @@ def test_ids_are_what_the_tokenizers_own_chat_call_gives(demo):
         assert ids == peer.apply_chat_template(
             conversation.messages, tools=conversation.tools, add_generation_prompt=True, return_dict=False
         )
+
+
+@pytest.mark.parametrize("name", ["demo", "bos", "strict", "tiktoken_like"])
+def test_many_rows_at_once_give_what_each_gives_alone(name):
+    """In their order: of any length, with control tokens in what they say, refused; as text encoded by itself."""
+    folder = DEMO / "tokenizer" if name == "demo" else TOKENIZERS / name
+    own = Renderer(RenderOptions(str(folder), trust_remote_code=name == "tiktoken_like"))
+    said = [USER["content"] * n for n in (1, 300, 2, 40, 3)]
+    asked = [*said, f"a {own.decode(own.eos_token_ids[:1])} b", "the last"]
+    many = [Conversation([{"role": "user", "content": text}]) for text in asked]
+    many.insert(2, Conversation([{"role": "nobody", "content": "x"}, USER]))
+    found = own.render_each(many)
+    assert isinstance(found[2], Rejected)
+    for conversation, ids in zip(many, found, strict=True):
+        if isinstance(ids, Rejected):
+            with pytest.raises(Rejected, match=re.escape(ids.detail)):
+                own.render(conversation)
+        elif own.holds_control_tokens(conversation):
+            assert ids == own.render(conversation)
+        else:
+            assert ids == own.encode(own.text(conversation))
+    assert sum(own.holds_control_tokens(one) for one in many) == 1
 
 
 def test_the_demo_prompt_ends_in_an_open_thought(demo):
