@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -292,17 +292,36 @@ def _load(directory: Path, stamp: object, name: str, trust_remote_code: bool, ch
     if not trust_remote_code:
         # Where torch is installed transformers imports it: seconds and 500 MB a process.
         sys.modules.setdefault("torch", None)
-    from transformers import AutoTokenizer
-
+    auto_tokenizer = _auto_tokenizer()
     if trust_remote_code:
         _keep_old_import()
     try:
-        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code)
+        return auto_tokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code)
     except Exception as exc:  # parsers, Rust and remote code raise what they like; it ends the command
         raise UsageError(
             f"--tokenizer {name} cannot be loaded ({type(exc).__name__}: {one_line(exc)}); "
             "it needs tokenizer.json, or the model's own tokenizer files with --trust-remote-code."
         ) from exc
+
+
+@cache
+def _auto_tokenizer() -> Any:
+    """transformers' AutoTokenizer.
+
+    Importing it reads the sources of all models twice, a quarter of a second each time: by their folder, and by the
+    file in it that makes it a package. The second time gets what the first one found.
+    """
+    from transformers.utils import import_utils
+
+    read = import_utils.create_import_structure_from_path  # remembers by argument
+    import_utils.create_import_structure_from_path = lambda path: read(
+        Path(path).parent if Path(path).name == "__init__.py" else path
+    )
+    try:
+        from transformers import AutoTokenizer
+    finally:
+        import_utils.create_import_structure_from_path = read
+    return AutoTokenizer
 
 
 def _keep_old_import() -> None:

@@ -65,7 +65,7 @@ def _crew(rundir: RunDir, settings) -> dict[str, str]:
 
     if rundir.ledger.exists():
         with Ledger.open(rundir) as ledger:
-            if ledger.counts() and not ledger.pending_total():
+            if ledger.is_complete():
                 return {}
     workers = {f"worker-{n}": "workers.process" for n in range(1, settings.workers + 1)}
     return workers | {"collector": "workers.collector"}

@@ -144,7 +144,7 @@ class Supervisor:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, _GLANCE_SECONDS))
-            if ledger.has_changed() and not ledger.pending_total():
+            if ledger.has_changed() and ledger.is_complete():
                 return
 
     def _refuse_lost_directory(self) -> None:

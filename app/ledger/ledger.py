@@ -216,6 +216,11 @@ class Ledger(InputLedger):
         """Completions wanted, of the rows registered so far, that have neither sample nor rejection."""
         return sum(counts.pending for counts in self.counts())
 
+    def is_complete(self) -> bool:
+        """Whether the input was read to its end, when it was last read, and nothing of it is pending."""
+        counts = self.counts()
+        return bool(counts) and all(one.rows_final and not one.pending for one in counts)
+
     def missing(self, dataset: str, limit: int, after: tuple[str, int] | None = None) -> list[Missing]:
         """Completions wanted of which the files say nothing, by row id; `after`: the last one of the page before."""
         key, index = (pack_row_id(after[0]), after[1]) if after else (b"", -1)

@@ -52,6 +52,22 @@ def done(n: int, state=State.TOKENIZED, reason="", index=0, offset=0) -> Committ
     return Committed("chat", a_row(n), index, state, reason, offset)
 
 
+def test_a_glance_tells_that_somebody_else_wrote_and_when_nothing_is_left(ledger, rundir):
+    """Once each time, and without a read of any table; complete is what was read to its end and is on file."""
+    with Ledger.open(rundir) as watching:
+        watching.has_changed()
+        assert not watching.has_changed()
+        assert not watching.is_complete()
+        read(ledger, DIGESTS[:2], end=False)
+        ledger.commit([done(0), done(1)])
+        assert watching.has_changed()
+        assert not watching.is_complete()  # there may be more rows
+        ledger.end_pass("chat")
+        assert watching.is_complete()
+        assert watching.has_changed()
+        assert not watching.has_changed()
+
+
 # --- passes over the input ---
 
 
