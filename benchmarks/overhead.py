@@ -1,11 +1,15 @@
-"""What Headrace costs a row, beside bare Celery: an endpoint that answers at once, one worker, one collector.
+"""What Headrace costs a row, beside bare Celery: an endpoint that answers at once, workers, one collector.
 
-    python -m benchmarks.overhead [--rows 6000] [--rounds 5] [--workers 1] [--prompt 64] [--output 64] [--json FILE]
+    python -m benchmarks.overhead [--rows 6000] [--repeat 5] [--workers 1,2] [--pin] [--prompt 64] [--output 64]
+                                  [--json FILE]
 
-Each round drains two queues of as many messages from the same private Redis, one after the other: no-op tasks by a
-stock Celery worker (threads pool, 64 slots), and completions by one Headrace worker and the collector, from the queue
-to lines that are synced. Rates are taken over the middle of a round. `ratio` is rows per second over tasks per second;
-the report has the median of the rounds. CPU is of each process by itself, milliseconds a row.
+Each round drains queues of as many messages from a private Redis, one after the other: no-op tasks by a stock Celery
+worker (threads pool, 64 slots), and completions by as many Headrace workers as asked for, and the collector, from the
+queue to lines that are synced. Rates are taken over the middle of a round; printed are medians of the rounds. `ratio`
+is rows per second of the first number of workers over tasks per second, `scaling` that of each other number over the
+first. CPU is of each kind of process, milliseconds a row; `cores` is what all of them together keep busy.
+--pin gives each worker a core of its own, and Redis, the collector and the endpoint others (as many as there are):
+without it, on few cores, they stand in each other's way.
 """
 
 import argparse
@@ -16,8 +20,9 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -74,10 +79,45 @@ def _collector(out: Path, url: str) -> None:
     collector.run()
 
 
+class Cores:
+    """Which cores a process may use: all, or of its own where pinned."""
+
+    def __init__(self, pin: bool, workers: int):
+        """workers: how many there will be at most."""
+        self._all = sorted(os.sched_getaffinity(0)) if pin else []
+        if pin and len(self._all) <= workers:
+            raise SystemExit(f"--pin needs more cores than workers; here are {len(self._all)}.")
+        self._others = self._all[workers:]
+
+    @contextmanager
+    def of_worker(self, number: int) -> Iterator[None]:
+        """What is started inside is worker `number`, from 0."""
+        with self._only(self._all[number : number + 1]):
+            yield
+
+    @contextmanager
+    def of_other(self, number: int) -> Iterator[None]:
+        """What is started inside is none: 0 Redis, 1 collector, 2 endpoint."""
+        with self._only(self._others and [self._others[number % len(self._others)]]):
+            yield
+
+    @contextmanager
+    def _only(self, cores: list[int]) -> Iterator[None]:
+        before = os.sched_getaffinity(0) if cores else set()
+        if cores:
+            os.sched_setaffinity(0, cores)
+        try:
+            yield
+        finally:
+            if cores:
+                os.sched_setaffinity(0, before)
+
+
 @contextmanager
-def _process(target: Callable, *arguments: object) -> Iterator[psutil.Process]:
+def _process(cores: AbstractContextManager, target: Callable, *arguments: object) -> Iterator[psutil.Process]:
     process = _SPAWN.Process(target=target, args=arguments, daemon=True)
-    process.start()
+    with cores:
+        process.start()
     try:
         yield psutil.Process(process.pid)
     finally:
@@ -87,9 +127,10 @@ def _process(target: Callable, *arguments: object) -> Iterator[psutil.Process]:
 
 
 @contextmanager
-def _redis(folder: Path) -> Iterator[PrivateServer]:
+def _redis(folder: Path, cores: Cores) -> Iterator[PrivateServer]:
     server = PrivateServer(folder / "redis")
-    server.start()
+    with cores.of_other(0):
+        server.start()
     try:
         yield server
     finally:
@@ -108,6 +149,7 @@ def _middle(count: Callable[[], int], total: int, client, parts: dict[str, list[
     after = client.info("stats")
     figures = {"per_second": rows / seconds}
     figures |= {f"{name}_cpu_ms": 1000 * (spent[name] - cpu[name]) / rows for name in parts}
+    figures["cores"] = sum(spent[name] - cpu[name] for name in parts) / seconds
     return figures | {name: (after[field] - network[field]) / rows for name, field in _NETWORK.items()}
 
 
@@ -153,10 +195,10 @@ def _lines_of(path: Path) -> Callable[[], int]:
     return count
 
 
-def bare(folder: Path, tasks: int) -> dict[str, float]:
+def bare(folder: Path, tasks: int, cores: Cores) -> dict[str, float]:
     """Celery alone."""
     with ExitStack() as stack:
-        server = stack.enter_context(_redis(folder))
+        server = stack.enter_context(_redis(folder, cores))
         celery = _noop_app(server.url)
         with celery.producer_pool.acquire(block=True) as producer, producer.batch(max_size=500):
             for number in range(tasks):
@@ -165,17 +207,17 @@ def bare(folder: Path, tasks: int) -> dict[str, float]:
                     ignore_result=True, argsrepr=f"d row {number}", kwargsrepr="",
                 )  # fmt: skip
         client = connect(server.url)
-        one = stack.enter_context(_process(_noop_worker, server.url))
+        one = stack.enter_context(_process(cores.of_worker(0), _noop_worker, server.url))
         return _middle(_done_of(client, tasks), tasks, client, {"worker": [one], "redis": [psutil.Process(server.pid)]})
 
 
-def ours(folder: Path, rows: int, workers: int, prompt: int, output: int) -> dict[str, float]:
+def ours(folder: Path, rows: int, workers: int, prompt: int, output: int, cores: Cores) -> dict[str, float]:
     """The same number of rows, from the queue to synced lines."""
     config = SimulatorConfig(instant=True, output_lengths="fixed", output_mean=output)
     with ExitStack() as stack:
-        server = stack.enter_context(_redis(folder))
+        server = stack.enter_context(_redis(folder, cores))
         ready, end = _SPAWN.Pipe()
-        endpoint = stack.enter_context(_process(_endpoint, config, end))
+        endpoint = stack.enter_context(_process(cores.of_other(2), _endpoint, config, end))
         client = connect(server.url)
         forget_all(client)
         client.set(EPOCH, 0)
@@ -183,25 +225,34 @@ def ours(folder: Path, rows: int, workers: int, prompt: int, output: int) -> dic
         put(client, server.url, run, rows, prompt=prompt)
         out = folder / "out"
         (out / ".headrace").mkdir(parents=True)
-        collector = stack.enter_context(_process(_collector, out, server.url))
-        some = [
-            psutil.Process(stack.enter_context(worker(server.url, folder, name=f"w{number}")).pid)
-            for number in range(workers)
-        ]
+        collector = stack.enter_context(_process(cores.of_other(1), _collector, out, server.url))
+        some = []
+        for number in range(workers):
+            with cores.of_worker(number):
+                some.append(psutil.Process(stack.enter_context(worker(server.url, folder, name=f"w{number}")).pid))
         parts = {"worker": some, "collector": [collector], "endpoint": [endpoint],
                  "redis": [psutil.Process(server.pid)]}  # fmt: skip
         return _middle(_lines_of(RunDir(out).file("d", RAW)), rows, client, parts)
 
 
-def compare(rows: int, rounds: int, workers: int, prompt: int, output: int) -> dict[str, dict[str, float]]:
-    """Medians of the rounds."""
-    pairs = []
+def compare(rows: int, rounds: int, workers: list[int], prompt: int, output: int, cores: Cores) -> dict[str, dict]:
+    """Medians of the rounds; of ratios also the least and the most."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
     for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            pairs.append((bare(Path(one), rows), ours(Path(other), rows, workers, prompt, output)))
-    ratios = [mine["per_second"] / celery["per_second"] for celery, mine in pairs]
-    tables = {name: _medians([pair[place] for pair in pairs]) for place, name in enumerate(("celery", "headrace"))}
-    return tables | {"ratio": {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}}
+        with tempfile.TemporaryDirectory() as folder:
+            found["celery"].append(bare(Path(folder), rows, cores))
+        for number in workers:
+            with tempfile.TemporaryDirectory() as folder:
+                found[f"headrace {number}"].append(ours(Path(folder), rows, number, prompt, output, cores))
+    first, *others = (f"headrace {number}" for number in workers)
+    ratios = {"ratio": _ratio(found[first], found["celery"])}
+    ratios |= {f"scaling {name.split()[1]}": _ratio(found[name], found[first]) for name in others}
+    return {name: _medians(some) for name, some in found.items()} | ratios
+
+
+def _ratio(these: list[dict[str, float]], those: list[dict[str, float]]) -> dict[str, float]:
+    each = [one["per_second"] / other["per_second"] for one, other in zip(these, those, strict=True)]
+    return {"median": statistics.median(each), "least": min(each), "most": max(each)}
 
 
 def _medians(some: list[dict[str, float]]) -> dict[str, float]:
@@ -212,18 +263,23 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=6000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--workers", default="1", help="numbers of workers, the first of which is compared with Celery")
+    parser.add_argument("--pin", action="store_true", help="each worker on a core of its own, the rest on others")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = compare(arguments.rows, arguments.rounds, arguments.workers, arguments.prompt, arguments.output)
-    print(f"{'a row':<20}{'bare Celery':>14}{'Headrace':>14}")
-    for name in found["headrace"]:
-        celery = found["celery"].get(name)
-        print(f"{name:<20}{'' if celery is None else f'{celery:,.2f}':>14}{found['headrace'][name]:>14,.2f}")
-    print("ratio {median:.2f} (of {least:.2f} to {most:.2f})".format(**found["ratio"]))
+    workers = [int(number) for number in arguments.workers.split(",")]
+    cores = Cores(arguments.pin, max(workers))
+    found = compare(arguments.rows, arguments.repeat, workers, arguments.prompt, arguments.output, cores)
+    columns = [name for name in found if "per_second" in found[name]]
+    print(f"{'a row':<20}" + "".join(f"{name:>14}" for name in columns))
+    for figure in found[columns[-1]]:
+        cells = (f"{found[name][figure]:,.2f}" if figure in found[name] else "" for name in columns)
+        print(f"{figure:<20}" + "".join(f"{cell:>14}" for cell in cells))
+    for name in (name for name in found if name not in columns):
+        print(f"{name} {found[name]['median']:.2f} (of {found[name]['least']:.2f} to {found[name]['most']:.2f})")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 

@@ -195,12 +195,12 @@ class Collector:
         return file
 
     def _forget(self, entries: list[Entry]) -> None:
-        by_dataset: dict[str, list[bytes]] = defaultdict(list)
-        for entry_id, fields in entries:
-            by_dataset[fields[b"dataset"].decode()] += [entry_id, fields[b"key"]]
-        words: list[bytes | int | str] = [_GROUP, len(by_dataset)]
-        for pairs in by_dataset.values():
-            words += [len(pairs) // 2, *pairs]
+        by_dataset: dict[str, list[Entry]] = defaultdict(list)
+        for entry in entries:
+            by_dataset[entry[1][b"dataset"].decode()].append(entry)
+        words: list[bytes | int | str] = [_GROUP]
+        for some in by_dataset.values():
+            words += [len(some), *(entry_id for entry_id, _ in some), *(fields[b"key"] for _, fields in some)]
         keys = [self._keys.responses, self._keys.sent, self._keys.charges, *map(self._keys.published, by_dataset)]
         scripts.call(self._client, "commit", keys, words)
         crash_point("key_forgotten")

@@ -79,19 +79,24 @@ def test_publishing_is_all_or_nothing_and_once(redis_client):
 
 def test_commit_forgets_exactly_the_given_entries(redis_client):
     """What the files have leaves stream, published set and counters; the rest stays."""
-    for key in ("a", "b"):
+    other = "d2"
+    for key in ("a", "b", "c"):
         offer(redis_client, key, b"1")
         publish(redis_client, key)
         redis_client.hincrby(RUN.sent, key, 1)
+        redis_client.hincrby(RUN.charges, key, 1)
+    redis_client.sadd(RUN.published(other), "x", "y")
     redis_client.xgroup_create(RUN.responses, "collector", id="0")
     ((_, entries),) = redis_client.xreadgroup("collector", "c", {RUN.responses: ">"})
     assert scripts.call(
-        redis_client, "commit", [RUN.responses, RUN.sent, RUN.charges, PUBLISHED],
-        ["collector", 1, 1, entries[0][0], entries[0][1][b"key"]],
-    ) == 1  # fmt: skip
-    assert redis_client.xlen(RUN.responses) == 1
+        redis_client, "commit", [RUN.responses, RUN.sent, RUN.charges, PUBLISHED, RUN.published(other)],
+        ["collector", 2, entries[0][0], entries[2][0], "a", "c", 1, "0-1", "x"],
+    ) == 3  # fmt: skip
+    assert redis_client.xrange(RUN.responses) == entries[1:2]
+    assert redis_client.xpending(RUN.responses, "collector")["pending"] == 1
     assert redis_client.smembers(PUBLISHED) == {b"b"}
-    assert redis_client.hkeys(RUN.sent) == [b"b"]
+    assert redis_client.smembers(RUN.published(other)) == {b"y"}
+    assert redis_client.hkeys(RUN.sent) == redis_client.hkeys(RUN.charges) == [b"b"]
 
 
 def test_an_expired_claim_and_an_unclaimed_key_are_orphaned(redis_client):

@@ -5,9 +5,12 @@ local now, waking = redis.call('TIME'), 0
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 do
   local AWAY_MS, SETTLE_MS = 10000, 10000 -- somebody who holds something renews it every 5 s
-  local seen = redis.call('GET', '{SEEN}')
-  if seen and now - seen > AWAY_MS then redis.call('SET', '{WOKE}', now, 'PX', SETTLE_MS) end
+  local known = redis.call('MGET', '{SEEN}', '{WOKE}')
+  local seen, woke = known[1], known[2]
+  if seen and now - seen > AWAY_MS then
+    woke = now
+    redis.call('SET', '{WOKE}', string.format('%.0f', now), 'PX', SETTLE_MS)
+  end
   redis.call('SET', '{SEEN}', string.format('%.0f', now))
-  local woke = redis.call('GET', '{WOKE}')
   if woke then waking = math.max(0, woke + SETTLE_MS - now) end
 end
