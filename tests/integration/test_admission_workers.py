@@ -48,6 +48,21 @@ def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_clien
         assert float(control[b"rate"]) == pytest.approx(1 / 4.3, rel=0.5)  # tokens per ms: a step of 4 ms and a bit
 
 
+def test_a_server_that_takes_less_than_it_tells_gets_what_it_takes(redis_client, redis_url, tmp_path):
+    """A gateway's limit, say: it settles at that, all come through, and nothing is charged."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=20, step_seconds=0.01, max_running_requests=1000,
+        faults=Faults(refuse_above_requests=10),
+    )  # fmt: skip
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 120)
+        control = EndpointKeys(endpoint_key(endpoint.url)).control
+        until(lambda: 5 <= int(redis_client.hget(control, "requests") or -1) <= 13, what="the ceiling")
+        until(lambda: redis_client.xlen(KEYS.responses) == 120, 60, "120 responses")
+        assert endpoint.stats()["peak_running"] == 10
+    assert redis_client.hlen(KEYS.charges) == 0
+
+
 def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
     """The observer names leases; their holders abort them and lease again; all end published."""
     config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)

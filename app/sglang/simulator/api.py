@@ -151,6 +151,9 @@ class Api:
     def _check_limits(self, asks: list[Ask]) -> None:
         """What a gateway before the server, or a row, makes it refuse."""
         faults = self.service.faults
+        if 0 < faults.refuse_above_requests < len(self.service.requests) + len(asks):
+            self.service.counts["queue_full"] += 1
+            raise Refused(503, bodies.QUEUE_FULL)
         for ask in asks:
             blames_row = faults.refuse_on_token >= 0 and faults.refuse_on_token in ask.ids
             if blames_row or 0 <= faults.refuse_above_new_tokens < ask.max_new_tokens:

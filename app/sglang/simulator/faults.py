@@ -47,6 +47,7 @@ class Faults:
     crash_on_kv_full: bool = False  #: when the pool is full, instead of retracting
     crash_on_token: int = -1  #: when a prompt holds this id (a poisoned row); -1 = never
     refuse_on_token: int = -1  #: 400 for a prompt that holds this id, as a row that is to blame; -1 = never
+    refuse_above_requests: int = 0  #: 503 queue full while so many are there, whatever it says of itself; 0 = never
     refuse_above_new_tokens: int = -1  #: 400 for a larger max_new_tokens, as a gateway's limit; -1 = never
     crashes_left: int = -1  #: how many crashes may still happen; -1 = no limit
     freeze_seconds: float = 5.0  #: every connection stays open and silent for so long, then is closed without a byte
