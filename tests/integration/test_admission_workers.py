@@ -55,11 +55,28 @@ def test_a_server_that_takes_less_than_it_tells_gets_what_it_takes(redis_client,
         faults=Faults(refuse_above_requests=10),
     )  # fmt: skip
     with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
-        put(redis_client, redis_url, manifest(endpoint.url), 120)
+        put(redis_client, redis_url, manifest(endpoint.url), 80)
         control = EndpointKeys(endpoint_key(endpoint.url)).control
         until(lambda: 5 <= int(redis_client.hget(control, "requests") or -1) <= 13, what="the ceiling")
-        until(lambda: redis_client.xlen(KEYS.responses) == 120, 60, "120 responses")
+        until(lambda: redis_client.xlen(KEYS.responses) == 80, 60, "80 responses")
         assert endpoint.stats()["peak_running"] == 10
+    assert redis_client.hlen(KEYS.charges) == 0
+
+
+@pytest.mark.parametrize(
+    "lie", ["huge", *(pytest.param(one, marks=pytest.mark.long) for one in ("negative", "none", "no_pool"))]
+)
+def test_a_server_that_lies_about_its_pool_is_fed_all_the_same(redis_client, redis_url, tmp_path, lie):
+    """Figures that cannot be are none; of a pool that is never used, the forecast stands by itself."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=40, step_seconds=0.01, max_running_requests=30, faults=Faults(loads=lie)
+    )  # fmt: skip
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 90)
+        until(lambda: redis_client.xlen(KEYS.responses) == 90, 60, "90 responses")
+        stats, control = endpoint.stats(), redis_client.hgetall(EndpointKeys(endpoint_key(endpoint.url)).control)
+    assert (stats["peak_running"], stats["abort_requests"]) == (30, 0)
+    assert float(control[b"f"]) == 1.0
     assert redis_client.hlen(KEYS.charges) == 0
 
 

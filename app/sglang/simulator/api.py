@@ -15,6 +15,7 @@ from app.sglang.simulator import bodies
 from app.sglang.simulator.answers import SPOILERS, answer
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Request
+from app.sglang.simulator.faults import LOADS_LIES
 from app.sglang.simulator.replies import (
     HEADERS,
     cut,
@@ -68,7 +69,7 @@ class Api:
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready}, "/ping": {"GET": self._ping},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
-            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, self._told_at())),
+            "/v1/loads": _get(self._loads),
             "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
@@ -147,6 +148,14 @@ class Api:
             status, body = _REFUSALS[fault]
             return json_reply(body, status)
         return await self._answered(request, asked, fault)
+
+    def _loads(self) -> dict[str, Any]:
+        body = bodies.loads(self.config, self.service.engine_now, self._told_at())
+        if self.service.faults.loads != "honest":
+            used, pool = LOADS_LIES[self.service.faults.loads]
+            capacity = self.config.max_total_num_tokens
+            body["loads"][0] |= {"num_used_tokens": used * capacity, "max_total_num_tokens": pool * capacity}
+        return body
 
     def _check_limits(self, asks: list[Ask]) -> None:
         """What a gateway before the server, or a row, makes it refuse."""
