@@ -37,7 +37,7 @@ def after(seen: Observation, seconds: float = 100.0, state: State | None = None)
 def test_f_rises_while_tasks_wait_and_the_pool_has_room():
     """And never beyond its bounds."""
     assert 1.2 < after(ROOM).f <= F_MOST
-    assert after(ROOM, 10_000).f == F_MOST
+    assert after(ROOM, 500).f == F_MOST
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_f_stands_still_without_evidence_for_room(change):
 def test_f_falls_on_harm(harm):
     """Retractions and a pool nearly full; down to its least."""
     assert after(replace(ROOM, **harm), 10).f < 0.97
-    assert after(replace(ROOM, **harm), 10_000).f == F_LEAST
+    assert after(replace(ROOM, **harm), 500).f == F_LEAST
 
 
 def test_f_changes_at_most_once_in_the_time_that_a_change_needs_to_show():
