@@ -238,7 +238,7 @@ class Producer:
     def _heed_other_models(self) -> None:
         """Raises RecipeChanged once nobody has served the run's model for long, and somebody serves another."""
         urls = self._manifest.endpoints
-        breakers = self._conveyor.patiently(lambda: breakers_at(self._client, urls))
+        breakers = self._conveyor.patiently(lambda: breakers_at(self._client, urls, self._manifest.run_id))
         self._unserved.heed(breakers, time.monotonic())
 
     def _tick(self) -> None:

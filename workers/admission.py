@@ -173,6 +173,7 @@ class Admission:
         """Which endpoints may take it now, "1" or "0" for each: they come, go and return while it waits."""
         past = waiting.past
         able = past.left_of(run.endpoints_for(waiting.prompt_tokens, waiting.left) or run.endpoints)
+        able = [url for url in able if self._endpoints.objection(url, run.run_id) is None]
         others = [url for url in able if url != past.last]
         if past.suspicion.company and past.last in able and time.monotonic() < waiting.home_until:
             able = [past.last]

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -22,7 +23,7 @@ from app.sglang.knock import listens
 from app.sglang.wire import EndpointInfo, Readiness
 from app.store.breaker import Breaker, Why, closing, opening, parse_breaker
 from app.store.courier import Courier
-from app.store.keys import EndpointKeys
+from app.store.keys import RUNS, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ _READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
 _LINGER_SECONDS = 15.0
 _SAYS_NOTHING_ABOUT_HEALTH = (FaultKind.QUEUE_FULL, FaultKind.LOCAL_RESOURCES, FaultKind.BAD_IDS, FaultKind.TOO_LONG,
                               FaultKind.REFUSED)  # fmt: skip
+_NEVER: tuple[float, dict[str, Any]] = (0.0, {})
 #: Who loses these together with others was a bystander.
 _LOST_TOGETHER = (FaultKind.RESET, FaultKind.DISCONNECTED, FaultKind.ABORTED)
 
@@ -56,7 +58,8 @@ class Endpoints:
     def __init__(self, courier: Courier, client: SGLangClient, name: str):
         self._courier, self._client, self._name = courier, client, name
         self._manifests: dict[str, RunManifest] = {}
-        self._runs: dict[str, RunManifest] = {}  # url → a run that uses it (for the canary's parameters)
+        self._runs: dict[str, list[RunManifest]] = {}  # url → the runs that use it
+        self._objections: dict[str, dict[str, str]] = {}  # url → run id → why it may not use it, in a sentence
         self._info: dict[str, EndpointInfo] = {}
         self._problems: dict[str, Fault] = {}
         self._open: dict[str, Breaker] = {}
@@ -64,13 +67,16 @@ class Endpoints:
         self._checks: dict[str, _Check] = {}
         self._probes: dict[str, asyncio.Task] = {}
         self._idle_since: dict[str, float] = {}  # of those that say that they are leaving
-        self._seen_at: dict[str, float] = {}  # url → when a look began that found the run's model there
+        self._seen: dict[str, tuple[float, dict[str, Any]]] = {}  # url → when the last look began, and whom it found
         self._looks: dict[str, asyncio.Task] = {}
         self._back_at = -SLOW_START_SECONDS
         self.when_back: list[Callable[[], None]] = []  #: called when an endpoint that was open is found closed
 
     def use(self, run: RunManifest) -> None:
         """Learn the endpoints of a run as they are now; those that no run has any more are forgotten."""
+        if self._manifests.get(run.run_id) != run:
+            for url in run.endpoints:  # who is there was judged for others: it is asked who it is once more
+                self._info.pop(url, None)
         self._manifests[run.run_id] = run
         self._index()
 
@@ -80,8 +86,11 @@ class Endpoints:
         self._index()
 
     def _index(self) -> None:
-        self._runs = {url: one for one in self._manifests.values() for url in one.endpoints}
-        for known in (self._info, self._open):
+        self._runs = {}
+        for run in self._manifests.values():
+            for url in run.endpoints:
+                self._runs.setdefault(url, []).append(run)
+        for known in (self._info, self._open, self._objections):
             for url in known.keys() - self._runs.keys():  # should it come back, it is asked who it is by then
                 del known[url]
 
@@ -94,14 +103,20 @@ class Endpoints:
         """What the endpoint said of itself; None until it was asked."""
         return self._info.get(url)
 
-    async def known(self, url: str) -> EndpointInfo:
-        """What the endpoint said of itself, asked now if it was never asked. Raises Fault if it can't be used."""
+    def objection(self, url: str, run_id: str) -> str | None:
+        """Why this run may not use who is there, though others may; None: it may, or nobody was asked."""
+        return self._objections.get(url, {}).get(run_id)
+
+    async def known(self, url: str, run_id: str) -> EndpointInfo:
+        """What the endpoint said of itself, asked now if it was never asked. Raises Fault if the run can't use it."""
         if url not in self._info and url in self._runs:
             self._start(url, self._learn(url))
             await asyncio.shield(self._probes[url])
         if url not in self._info:
             problem = self._problems.get(url) or Fault(FaultKind.UNAVAILABLE, f"{url} cannot be used now")
             raise problem if not problem.chargeable else Fault(FaultKind.UNAVAILABLE, problem.detail, url=url)
+        if sentence := self.objection(url, run_id):
+            raise Fault(FaultKind.UNAVAILABLE, sentence, url=url)
         return self._info[url]
 
     def breaker(self, url: str) -> Breaker | None:
@@ -116,19 +131,21 @@ class Endpoints:
         """A request came back well."""
         self._served_at[url] = time.monotonic()
 
-    async def confirm(self, url: str, sent_at: float) -> None:
+    async def confirm(self, url: str, sent_at: float, run: RunManifest) -> None:
         """Be sure that the run's model answered a request sent at that time (time.monotonic). Raises Fault if not.
 
         A server that took a request and answered it was the one at this address in between. So one look, begun at any
         time after the sending, confirms all that were sent before it; after a swap that cost us no connection, the
         answers since the last good look are given up. Those that come within a moment share a look.
         """
-        while self._seen_at.get(url, 0.0) <= sent_at:
+        while self._seen.get(url, _NEVER)[0] <= sent_at:
             look = self._looks.get(url)
             if look is None:
                 pause = min(_LOOK_TOGETHER_SECONDS, _LOOK_TOGETHER_SHARE * (time.monotonic() - sent_at))
                 look = self._looks[url] = asyncio.create_task(self._see(url, pause))
             await asyncio.shield(look)
+        if change := drift(run.server, self._seen[url][1]):
+            raise Fault(FaultKind.ANOTHER_MODEL, f"another model answers there: {change}").at(url)
 
     async def _see(self, url: str, pause: float) -> None:
         try:
@@ -139,12 +156,9 @@ class Endpoints:
             raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: {fault.detail}") from fault
         finally:
             del self._looks[url]  # before any waiter goes on: the next one needs a look of its own
-        run = self._runs.get(url)
-        if run is None:
+        if url not in self._runs:
             raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: it was removed")
-        if change := drift(run.server, guarded(found.identity)):
-            raise Fault(FaultKind.ANOTHER_MODEL, f"another model answers there: {change}").at(url)
-        self._seen_at[url] = began
+        self._seen[url] = began, guarded(found.identity)
 
     async def after_fault(self, url: str, fault: Fault, started_at: float) -> bool:
         """Take a fault as evidence. Returns whether the endpoint goes on serving others (the row may be to blame).
@@ -247,9 +261,10 @@ class Endpoints:
 
     async def _try(self, url: str) -> tuple[Why, str] | None:
         """What keeps the endpoint from generating; None: nothing does."""
-        readiness, run = Readiness.UNKNOWN, self._runs.get(url)
-        if run is None:  # nobody needs it
+        readiness, runs = Readiness.UNKNOWN, self._runs.get(url)
+        if not runs:  # nobody needs it
             return None
+        run = next((one for one in runs if not self.objection(url, one.run_id)), runs[0])
         try:
             async with asyncio.timeout(_TRY_SECONDS):
                 readiness = await self.readiness(url)
@@ -311,14 +326,31 @@ class Endpoints:
                 await self.open(url, fault.detail, why=Why.UNAVAILABLE if fault.pressure else Why.DIED)
             return
         self._problems.pop(url, None)
-        run = self._runs.get(url)
-        if run is None:  # left meanwhile
+        runs = self._runs.get(url)
+        if not runs:  # left meanwhile
             return
-        if sentence := objection(run.server, run.required, info.identity) or info.drops(run.sampling):
-            await self.open(url, sentence, why=Why.DIFFERS, explains=True)
+        objections = {run.run_id: sentence for run in runs if (sentence := _objection(run, info))}
+        if len(objections) == len(runs) and not await self._suits_another(url, info):
+            await self.open(url, objections[runs[-1].run_id], why=Why.DIFFERS, explains=True)
             return
-        self._info[url] = info
+        self._info[url], self._objections[url] = info, objections
         await self._courier.command("SET", _keys(url).info, orjson.dumps(info))
+        for run in runs:  # each by itself: another worker knows other runs
+            if run.run_id in objections:
+                log.warning("run_held %s %s: %s", run.run_id, url, objections[run.run_id])
+                await self._courier.command("HSET", _keys(url).differs, run.run_id, objections[run.run_id])
+            else:
+                await self._courier.command("HDEL", _keys(url).differs, run.run_id)
+
+    async def _suits_another(self, url: str, info: EndpointInfo) -> bool:
+        """Whether a run that this worker does not know may use who is there: then only ours are held."""
+        for run_id in await self._courier.command("SMEMBERS", RUNS):
+            if run_id.decode() not in self._manifests:
+                data = await self._courier.command("GET", RunKeys(run_id.decode()).manifest)
+                run = RunManifest.model_validate_json(data) if data else None
+                if run is not None and url in run.endpoints and not _objection(run, info):
+                    return True
+        return False
 
     async def _probe(self, url: str) -> None:
         """Half-open, again and again: probe until a real generation comes back. One worker does so for all."""
@@ -360,6 +392,10 @@ class Endpoints:
         if why is not breaker.why:
             await self.open(url, sentence, why=why, explains=True)
         return False
+
+
+def _objection(run: RunManifest, info: EndpointInfo) -> str | None:
+    return objection(run.server, run.required, info.identity) or info.drops(run.sampling)
 
 
 def _keys(url: str) -> EndpointKeys:

@@ -138,7 +138,7 @@ class _Story:
             self.run = await self.context.run(self.run.run_id) or self.run
 
     async def _request(self, lease: Lease, ask: Ask) -> tuple[Generation, EndpointInfo]:
-        info = await self.context.endpoints.known(lease.url)
+        info = await self.context.endpoints.known(lease.url, self.run.run_id)
         sent_at = time.monotonic()
         generation = await self.work.request(self.context.client.generate(
             lease.url,
@@ -153,7 +153,7 @@ class _Story:
         told = generation.meta_info.get("weight_version")
         if told is not None and info.weight_version is not None and told != info.weight_version:
             raise Fault(FaultKind.MIXED_WEIGHTS, f"{lease.url} answers with weights {told}, not {info.weight_version}")
-        await self.context.endpoints.confirm(lease.url, sent_at)
+        await self.context.endpoints.confirm(lease.url, sent_at, self.run)
         return generation, info
 
     async def _text_of(self, url: str, ids: list[int]) -> str | None:

@@ -62,7 +62,8 @@ def decide(
     charged = fault.chargeable and endpoint_serves_others and not fault.pressure
     if charged and charges + 1 >= MOST_CHARGES:
         return Reject(Reason.ATTEMPTS_EXHAUSTED, f"{MOST_CHARGES} attempts failed, the last one: {fault.detail}")
-    pause = _BACKOFF_SECONDS[min(attempts - 1, len(_BACKOFF_SECONDS) - 1)]
+    full = fault.kind is FaultKind.QUEUE_FULL  # it gets no more than it takes by then (app/capacity/controller.py)
+    pause = _BACKOFF_SECONDS[0 if full else min(attempts - 1, len(_BACKOFF_SECONDS) - 1)]
     return Again(max(pause, fault.retry_after_seconds or 0.0), charged)
 
 

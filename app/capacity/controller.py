@@ -2,7 +2,8 @@
 
 `f` scales the pool that the predicted peak may fill. The forecast has its own margin, so f is 1 where nothing is wrong
 with it. It rises above where the pool stays clearly empty while tasks wait for leases (shared prefixes, say), and falls
-on retractions, refusals, a pool nearly full, a collapse of throughput. Invariant: between two changes the endpoint had
+on retractions, a pool nearly full, a collapse of throughput. A server that refuses (503 queue full) gets what it took,
+and slowly more. Invariant: between two changes the endpoint had
 time to show what the first one did. What a death teaches is app/capacity/deaths.py.
 """
 
@@ -36,6 +37,8 @@ LOOK_SECONDS = 0.25
 #: The pool must not overflow within three looks, or the youngest requests are taken back: one until it is seen, one
 #: until their holders hear of it, one until the endpoint has.
 RELIEF_SECONDS = 3 * LOOK_SECONDS
+#: What a server takes that refused is tried to be this much more, or one, after each settling time.
+TAKEN_GROWTH = 1.05
 _STEP_UP_MOST, _STEP_DOWN_MOST, _STEP_BACK, _STEP_ALARM = 1.05, 0.97, 0.95, 0.98
 _SETTLE_LEAST_SECONDS, _SETTLE_MOST_SECONDS = 2.0, 120.0
 
@@ -78,6 +81,8 @@ class State:
     queue_ceiling: int = -1  #: while the server lets requests stand: what it runs, and a few; 1 while it overflows
     up: bool = True
     up_at: float | None = None  #: since when it is back after a death; None: it never died
+    taken_requests: float = 0.0  #: what it took when it last refused, and a few more since; 0: it never did
+    taken_at: float = 0.0  #: when that was changed
     usual_requests: float = 0.0  #: in flight, averaged over half of an answer's time; 0: not known yet
     lessons: Lessons = field(default_factory=Lessons)  #: of its deaths
     throughput: float = 0.0  #: with `running` below: when f was last changed
@@ -111,7 +116,7 @@ def observe(state: State, seen: Observation, now: float) -> State:
     if state.since is None or not seen.leases:
         state = _changed(dataclasses.replace(state, since=now), seen, now, state.f)
     young = seen.eldest_seconds >= _YOUNG * (now - state.since)
-    return _learn(_levels(state, seen, young), seen, now, young)
+    return _learn(_refused(_levels(state, seen, young), seen, now), seen, now, young)
 
 
 def ceilings(state: State, now: float) -> Ceilings:
@@ -124,6 +129,8 @@ def ceilings(state: State, now: float) -> Ceilings:
     if up < SLOW_START_SECONDS:
         first = SLOW_START_REQUESTS if state.usual_requests > SLOW_START_MOST else state.usual_requests
         most.append(max(SLOW_START_REQUESTS, first) * 2 ** (up / SLOW_START_DOUBLING_SECONDS))
+    if state.taken_requests:
+        most.append(state.taken_requests)
     if state.queue_ceiling >= 0:
         most.append(state.queue_ceiling)
     return Ceilings(state.f, *(int(ceiling) if ceiling < math.inf else -1 for ceiling in (min(most), tokens)))
@@ -176,8 +183,25 @@ def _queue_ceiling(state: State, seen: Observation) -> int:
     return (seen.running or 0) + QUEUE_AIM if (seen.waiting or 0) > QUEUE_AIM else -1
 
 
+def _refused(state: State, seen: Observation, now: float) -> State:
+    """What a server takes that refuses: what is there and was not refused; then more, as long as it is asked for."""
+    taken = state.taken_requests
+    if seen.refusals:
+        there = 0 if seen.running is None else min(seen.leases, seen.running + (seen.waiting or 0))
+        taken = max(1.0, there, seen.leases - seen.refusals)
+        taken = min(taken, state.taken_requests or taken)
+    elif taken and seen.leases >= int(taken) and now - state.taken_at > _settle_seconds(seen):
+        taken = max(taken + 1.0, taken * TAKEN_GROWTH)
+    return state if taken == state.taken_requests else dataclasses.replace(state, taken_requests=taken, taken_at=now)
+
+
+def _settle_seconds(seen: Observation) -> float:
+    """Until a change has shown its effect."""
+    return min(_SETTLE_MOST_SECONDS, max(_SETTLE_LEAST_SECONDS, seen.generation_seconds * SETTLE_GENERATIONS))
+
+
 def _down(state: State, seen: Observation, now: float) -> State:
-    state = dataclasses.replace(state, up=False, queue_ceiling=-1)
+    state = dataclasses.replace(state, up=False, queue_ceiling=-1, taken_requests=0.0)
     if not seen.died:
         return state
     lessons = deaths.died(state.lessons, seen.leases, now)
@@ -187,9 +211,9 @@ def _down(state: State, seen: Observation, now: float) -> State:
 
 def _learn(state: State, seen: Observation, now: float, young: bool) -> State:
     """At most one step per settling time; harm is answered sooner than room."""
-    settle = min(_SETTLE_MOST_SECONDS, max(_SETTLE_LEAST_SECONDS, seen.generation_seconds * SETTLE_GENERATIONS))
+    settle = _settle_seconds(seen)
     quiet = now - state.changed_at
-    harm, alarm = seen.retractions > 0 or seen.refusals > 0, state.queue_ceiling == 1
+    harm, alarm = seen.retractions > 0, state.queue_ceiling == 1
     if (harm or alarm) and quiet > settle / 2:
         return _changed(state, seen, now, state.f * (_STEP_BACK if harm else _STEP_ALARM))
     if quiet < settle:

@@ -165,17 +165,25 @@ class Loads:
     retracted: int | None = None  #: requests pushed back into the queue by a full KV pool, now
 
 
+#: A pool may be told fuller than it is by what is on its way in or out; by more is a lie.
+_OVERFULL = 1.1
+
+
 def loads_from_v1(body: object) -> Loads | None:
-    """From GET /v1/loads (since 0.5.10)."""
+    """From GET /v1/loads (since 0.5.10). None also for figures that cannot be: who tells those tells nothing."""
     ranks = _objects(body.get("loads")) if isinstance(body, dict) else []
     if not ranks:
         return None
     queues = [rank.get("queues") if isinstance(rank.get("queues"), dict) else {} for rank in ranks]
+    running, waiting = _sum(ranks, "num_running_reqs") or 0, _sum(ranks, "num_waiting_reqs") or 0
+    used, capacity = _sum(ranks, "num_used_tokens") or 0, _sum(ranks, "max_total_num_tokens")
+    if min(running, waiting, used) < 0 or (capacity is not None and not 0 < capacity >= used / _OVERFULL):
+        return None
     return Loads(
-        running=_sum(ranks, "num_running_reqs") or 0,
-        waiting=_sum(ranks, "num_waiting_reqs") or 0,
-        used_tokens=_sum(ranks, "num_used_tokens") or 0,
-        capacity_tokens=_sum(ranks, "max_total_num_tokens"),
+        running=running,
+        waiting=waiting,
+        used_tokens=used,
+        capacity_tokens=capacity,
         token_usage=max(_numbers(ranks, "token_usage"), default=None),
         gen_throughput=_sum(ranks, "gen_throughput"),
         timestamp=min(_numbers(ranks, "timestamp"), default=None),

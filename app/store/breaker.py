@@ -54,10 +54,15 @@ def parse_breaker(text: bytes | None) -> Breaker | None:
     return Breaker(state["since"], state["evidence"], Why(state["why"]))
 
 
-def breakers_at(client: redis.Redis, urls: list[str]) -> dict[str, Breaker | None]:
-    """By URL; None: closed. Raises redis errors."""
-    texts = client.mget([EndpointKeys(endpoint_key(url)).open for url in urls]) if urls else []
-    return dict(zip(urls, map(parse_breaker, texts), strict=True))
+def breakers_at(client: redis.Redis, urls: list[str], run_id: str) -> dict[str, Breaker | None]:
+    """By URL, as it is for one run; None: closed. Raises redis errors."""
+    pipeline = client.pipeline(transaction=False)
+    for names in (EndpointKeys(endpoint_key(url)) for url in urls):
+        pipeline.get(names.open)
+        pipeline.hget(names.differs, run_id)
+    said = pipeline.execute()
+    held = (Breaker(0.0, text.decode(), Why.DIFFERS) if text else None for text in said[1::2])
+    return {url: parse_breaker(text) or one for url, text, one in zip(urls, said[::2], held, strict=True)}
 
 
 Call = tuple[str, list[str], list[str | int]]

@@ -166,6 +166,11 @@ class EndpointKeys:
         return self._key("info")
 
     @property
+    def differs(self) -> str:
+        """HASH run id → why it may not use who answers there, while another run may. Owner: the workers."""
+        return self._key("differs")
+
+    @property
     def control(self) -> str:
         """HASH: what lease.lua decides by (f, rate, foreign, ceilings), the last `turn` to ask that it gave, what the
         observer is told (counters), and its health: `opens`, `why` of the last, `ready` (its 200 was seen), `trial` (a
@@ -197,4 +202,4 @@ class EndpointKeys:
     def all(self) -> list[str]:
         """Everything that is known of it."""
         return [self.leases, self.lease_info, self.lease_sums, self.open, self.probe, self.watch, self.lost, self.info,
-                self.control, self.reserved, self.learned, self.observer, self.recalled]  # fmt: skip
+                self.control, self.reserved, self.learned, self.observer, self.recalled, self.differs]  # fmt: skip

@@ -48,6 +48,37 @@ def test_an_endpoint_that_dies_of_a_full_pool_is_kept_busy_and_alive(redis_clien
         assert float(control[b"rate"]) == pytest.approx(1 / 4.3, rel=0.5)  # tokens per ms: a step of 4 ms and a bit
 
 
+def test_a_server_that_takes_less_than_it_tells_gets_what_it_takes(redis_client, redis_url, tmp_path):
+    """A gateway's limit, say: it settles at that, all come through, and nothing is charged."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=20, step_seconds=0.01, max_running_requests=1000,
+        faults=Faults(refuse_above_requests=10),
+    )  # fmt: skip
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 80)
+        control = EndpointKeys(endpoint_key(endpoint.url)).control
+        until(lambda: 5 <= int(redis_client.hget(control, "requests") or -1) <= 13, what="the ceiling")
+        until(lambda: redis_client.xlen(KEYS.responses) == 80, 60, "80 responses")
+        assert endpoint.stats()["peak_running"] == 10
+    assert redis_client.hlen(KEYS.charges) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lie", ["huge", "negative", "none", "no_pool"])
+def test_a_server_that_lies_about_its_pool_is_fed_all_the_same(redis_client, redis_url, tmp_path, lie):
+    """Figures that cannot be are none; of a pool that is never used, the forecast stands by itself."""
+    config = SimulatorConfig(
+        output_lengths="fixed", output_mean=40, step_seconds=0.01, max_running_requests=30, faults=Faults(loads=lie)
+    )  # fmt: skip
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        put(redis_client, redis_url, manifest(endpoint.url), 90)
+        until(lambda: redis_client.xlen(KEYS.responses) == 90, 60, "90 responses")
+        stats, control = endpoint.stats(), redis_client.hgetall(EndpointKeys(endpoint_key(endpoint.url)).control)
+    assert (stats["peak_running"], stats["abort_requests"]) == (30, 0)
+    assert float(control[b"f"]) == 1.0
+    assert redis_client.hlen(KEYS.charges) == 0
+
+
 def test_what_is_recalled_goes_back_uncharged_and_is_made_elsewhere_or_later(redis_client, redis_url, tmp_path):
     """The observer names leases; their holders abort them and lease again; all end published."""
     config = SimulatorConfig(output_lengths="fixed", output_mean=40, step_seconds=0.05, max_running_requests=1000)

@@ -67,7 +67,7 @@ async def pair(url: str, redis_url: str, **fields) -> AsyncIterator[Pair]:
         try:
             for one in both.workers:
                 one.use(manifest(url, **fields))
-                await one.known(url)
+                await one.known(url, "run1")
             yield both
         finally:
             for one in both.workers:
@@ -324,7 +324,7 @@ def test_a_router_that_would_drop_a_parameter_of_the_run_is_held(redis_url):
             worker.use(manifest(url).model_copy(update={"sampling": sampling}))
             try:
                 with pytest.raises(Fault):
-                    await worker.known(url)
+                    await worker.known(url, "run1")
                 return worker.breaker(url).evidence
             finally:
                 await worker.close()
@@ -345,7 +345,7 @@ def test_a_run_of_which_nothing_comes_any_more_leaves_its_endpoints_alone(endpoi
         later = time.monotonic() + 1000
         try:
             await context.run(run.run_id)
-            await context.endpoints.known(endpoint.url)
+            await context.endpoints.known(endpoint.url, "run1")
             context.holdings.claims[claim] = Work(asyncio.current_task())
             context.leave_idle_runs(later)
             assert context.endpoints.urls == [endpoint.url]
@@ -356,7 +356,7 @@ def test_a_run_of_which_nothing_comes_any_more_leaves_its_endpoints_alone(endpoi
             assert context.endpoints.urls == []
             assert context.endpoints.info(endpoint.url) is None
             await context.run(run.run_id)
-            assert (await context.endpoints.known(endpoint.url)).url == endpoint.url
+            assert (await context.endpoints.known(endpoint.url, "run1")).url == endpoint.url
         finally:
             await context.close()
 

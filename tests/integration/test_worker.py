@@ -10,9 +10,10 @@ from app.celery_app import make_app
 from app.sglang.client import SGLangClient, new_rid
 from app.sglang.sampling import sampling_body
 from app.sglang.simulator import SimulatorConfig, running_simulator
+from app.store.breaker import Why, breakers_at
 from app.store.connection import connect
 from app.store.embedded import PrivateServer
-from app.store.keys import CELERY_PREFIX, EPOCH, EndpointKeys, RunKeys
+from app.store.keys import CELERY_PREFIX, EPOCH, RUNS, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 from tests.belt import manifest, published, put, until, worker
 
@@ -184,6 +185,29 @@ def test_a_swap_that_costs_no_connection_publishes_nothing_of_the_other_model(re
     with running_simulator(replace(config, instant=True)) as first:
         for record in made:
             assert record["output_ids"] == asyncio.run(_answer(first.url, record["prompt_token_ids"]))
+
+
+def test_two_runs_of_different_models_at_one_address_are_judged_each_by_itself(redis_client, redis_url, tmp_path):
+    """One worker knows both, one only the run whose model is gone: that one is held and says why, the other goes on."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=10, step_seconds=0.01)
+    with running_simulator(config) as endpoint, worker(redis_url, tmp_path):
+        gone = manifest(endpoint.url, concurrency=2, server={"model": "simulated/teacher"})
+        put(redis_client, redis_url, gone, 100)
+        redis_client.sadd(RUNS, "run1", "run2")
+        until(lambda: redis_client.xlen(KEYS.responses) > 10, what="some responses")
+        endpoint.faults(model_after_restart="simulated/student", swap_now=True)
+        there = manifest(endpoint.url, run_id="run2", server={"model": "simulated/student"})
+        put(redis_client, redis_url, there, 10)
+        with worker(redis_url, tmp_path, name="w2"):
+            until(lambda: redis_client.xlen(RunKeys("run2").responses) == 10, what="the other run")
+            names = EndpointKeys(endpoint_key(endpoint.url))
+            until(lambda: b"student" in (redis_client.hget(names.differs, "run1") or b""), what="it says why")
+            made = redis_client.xlen(KEYS.responses)
+            held = breakers_at(redis_client, [endpoint.url], "run1")[endpoint.url]
+            assert (held.why, made < 100) == (Why.DIFFERS, True)
+            assert breakers_at(redis_client, [endpoint.url], "run2")[endpoint.url] is None
+    assert {record["model"] for record in published(redis_client)} == {"simulated/teacher"}
+    assert {record["model"] for record in published(redis_client, "run2")} == {"simulated/student"}
 
 
 async def _answer(url, prompt):

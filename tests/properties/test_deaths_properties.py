@@ -45,7 +45,7 @@ class Life:
         return deaths, there / max(1, looks) / self.demand
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(20, 400), st.floats(0.05, 1.2), st.sampled_from([0.3, 1.0, 5.0, 60.0]))
 def test_a_deadly_number_of_requests_is_met_three_times_at_most_and_then_half_an_hour_apart(demand, share, seconds):
     """Once because nobody can know, where all began at once a second time, once to see whether it was that."""
@@ -57,7 +57,7 @@ def test_a_deadly_number_of_requests_is_met_three_times_at_most_and_then_half_an
         assert deaths == []
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(1, SLOW_START_REQUESTS), st.sampled_from([1.0, 20.0]))
 def test_what_dies_of_less_than_it_gets_at_first_is_found_by_halving(deadly, seconds):
     """Few, however few it bears."""
@@ -65,7 +65,7 @@ def test_what_dies_of_less_than_it_gets_at_first_is_found_by_halving(deadly, sec
     assert len(deaths) <= 9
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(8, 200), st.sampled_from([0.5, 2.0, 20.0]), st.floats(4.0, 40.0))
 def test_crashes_that_have_nothing_to_do_with_the_load_cost_no_capacity(demand, seconds, answers_each):
     """After every so many answers, four for each request in flight at least: what is lost is what any return costs."""

@@ -128,6 +128,17 @@ def test_loads_are_read_from_both_endpoints():
         assert loads_from_get_load(nothing) is None
 
 
+@pytest.mark.parametrize(
+    "lie", [{"num_used_tokens": -5}, {"num_used_tokens": 1200}, {"num_running_reqs": -1}, {"max_total_num_tokens": 0},
+            {"max_total_num_tokens": -1}],
+)  # fmt: skip
+def test_figures_that_cannot_be_are_not_told(lie):
+    """Fuller than full, fewer than none."""
+    rank = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": 1000, "max_total_num_tokens": 1000}
+    assert loads_from_v1({"loads": [rank]}).used_tokens == 1000
+    assert loads_from_v1({"loads": [rank | lie]}) is None
+
+
 def test_loads_sum_over_ranks_and_keep_the_stalest_time():
     """Two ranks: counts add up, usage is the fuller one's, the time is the older one's."""
     rank = {"num_running_reqs": 1, "num_waiting_reqs": 2, "num_used_tokens": 3, "max_total_num_tokens": 10}

@@ -15,6 +15,7 @@ from app.sglang.simulator import bodies
 from app.sglang.simulator.answers import SPOILERS, answer
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Request
+from app.sglang.simulator.faults import LOADS_LIES
 from app.sglang.simulator.replies import (
     HEADERS,
     cut,
@@ -68,7 +69,7 @@ class Api:
             "/health": health, "/health_generate": health, "/ready": {"GET": self._ready}, "/ping": {"GET": self._ping},
             "/model_info": model_info, "/get_model_info": model_info,
             "/server_info": _get(server_info), "/get_server_info": _get(server_info),
-            "/v1/loads": _get(lambda: bodies.loads(self.config, self.service.engine_now, self._told_at())),
+            "/v1/loads": _get(self._loads),
             "/v1/models": _get(lambda: bodies.models(self.config, self.service.model.name, self._created)),
             "/metrics": {"GET": self._metrics},
             "/_sim/stats": {"GET": self._stats},
@@ -148,9 +149,20 @@ class Api:
             return json_reply(body, status)
         return await self._answered(request, asked, fault)
 
+    def _loads(self) -> dict[str, Any]:
+        body = bodies.loads(self.config, self.service.engine_now, self._told_at())
+        if self.service.faults.loads != "honest":
+            used, pool = LOADS_LIES[self.service.faults.loads]
+            capacity = self.config.max_total_num_tokens
+            body["loads"][0] |= {"num_used_tokens": used * capacity, "max_total_num_tokens": pool * capacity}
+        return body
+
     def _check_limits(self, asks: list[Ask]) -> None:
         """What a gateway before the server, or a row, makes it refuse."""
         faults = self.service.faults
+        if 0 < faults.refuse_above_requests < len(self.service.requests) + len(asks):
+            self.service.counts["queue_full"] += 1
+            raise Refused(503, bodies.QUEUE_FULL)
         for ask in asks:
             blames_row = faults.refuse_on_token >= 0 and faults.refuse_on_token in ask.ids
             if blames_row or 0 <= faults.refuse_above_new_tokens < ask.max_new_tokens:

@@ -14,6 +14,10 @@ def _fraction(what: str) -> Any:
     return field(default=0.0, metadata={"answer": what})
 
 
+#: What /v1/loads says of the tokens in use, and of the pool, as factors of the pool; see `Faults.loads`.
+LOADS_LIES = {"negative": (-1, 1), "huge": (1000, 1), "none": (0, 1), "no_pool": (0, 0)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Faults:
     """Fractions are 0..1 of the completions asked for, drawn in the order of the fields; their sum stays within 1."""
@@ -47,6 +51,7 @@ class Faults:
     crash_on_kv_full: bool = False  #: when the pool is full, instead of retracting
     crash_on_token: int = -1  #: when a prompt holds this id (a poisoned row); -1 = never
     refuse_on_token: int = -1  #: 400 for a prompt that holds this id, as a row that is to blame; -1 = never
+    refuse_above_requests: int = 0  #: 503 queue full while so many are there, whatever it says of itself; 0 = never
     refuse_above_new_tokens: int = -1  #: 400 for a larger max_new_tokens, as a gateway's limit; -1 = never
     crashes_left: int = -1  #: how many crashes may still happen; -1 = no limit
     freeze_seconds: float = 5.0  #: every connection stays open and silent for so long, then is closed without a byte
@@ -60,11 +65,14 @@ class Faults:
     slow: float = 1.0  #: every step takes so many times as long
     health: str = "honest"  #: "honest" | "ok" (200 whatever happens) | "bad" (503 though it works) | "slow"
     health_slow_seconds: float = 20.0
+    loads: str = "honest"  #: of tokens in use: "honest" | "negative" | "huge" | "none" | "no_pool" (a pool of 0)
     tokenize: str = "honest"  #: "honest" | "other" (as if its template wrote one more token before the last)
 
     def __post_init__(self) -> None:
         if self.health not in ("honest", "ok", "bad", "slow"):
             raise ValueError(f'health {self.health!r} is none of "honest", "ok", "bad", "slow"')
+        if self.loads not in ("honest", *LOADS_LIES):
+            raise ValueError(f'loads {self.loads!r} is none of "honest", {", ".join(LOADS_LIES)}')
         if self.tokenize not in ("honest", "other"):
             raise ValueError(f'tokenize {self.tokenize!r} is none of "honest", "other"')
 
