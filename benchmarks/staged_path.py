@@ -5,8 +5,9 @@
 The same prompts twice, against the same endpoint in a process of its own with SGLang's reserve rule and a prefix cache,
 of whose mean length four times are allowed; first whole, then in stages as `plan` suggests them. `ratio` is the time
 in stages over that of whole answers, each from the first request to the last answer. Records must be equal but for
-what is of one request (times, endpoint, meta_info, attempts where one was taken back) and `stages`. Settings and times are those of benchmarks/staged.py,
-answers log-normal; what the controller does takes real seconds, so a speed makes stages look worse than they are.
+what is of one request (times, endpoint, meta_info, attempts where one was taken back) and `stages`. Settings and times
+are those of benchmarks/staged.py, answers log-normal; what the controller does takes real seconds, so a speed makes
+stages look worse than they are.
 """
 
 import argparse
