@@ -38,7 +38,7 @@ BENCH ?= /tmp/headrace-bench
 bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some ten minutes on an idle machine; JSON in BENCH
 	mkdir -p $(BENCH)
 	$(BIN)/python -m benchmarks.saturation --prompts 2000 --servers reserve,free_space --json $(BENCH)/saturation.json
-	$(BIN)/python -m benchmarks.staged --json $(BENCH)/staged.json
+	$(BIN)/python -m benchmarks.staged --seeds 2 --json $(BENCH)/staged.json
 	$(BIN)/python -m benchmarks.overhead --json $(BENCH)/overhead.json
 	$(BIN)/python -m benchmarks.enqueue --rows 20000 --json $(BENCH)/enqueue.json
 	$(BIN)/python -m benchmarks.goodput --json $(BENCH)/goodput.json
