@@ -38,7 +38,7 @@ BENCH ?= /tmp/headrace-bench
 bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some quarter of an hour on an idle machine; JSON in BENCH
 	mkdir -p $(BENCH)
 	$(BIN)/python -m benchmarks.saturation --prompts 2000 --servers reserve,free_space --json $(BENCH)/saturation.json
-	$(BIN)/python -m benchmarks.staged --json $(BENCH)/staged.json
+	$(BIN)/python -m benchmarks.staged --seeds 2 --json $(BENCH)/staged.json
 	$(BIN)/python -m benchmarks.overhead --workers 1,2 --json $(BENCH)/overhead.json
 	$(BIN)/python -m benchmarks.choices --json $(BENCH)/choices.json
 	$(BIN)/python -m benchmarks.lease_cost --leases 1000,2000 --json $(BENCH)/lease_cost.json

@@ -53,18 +53,6 @@ def jobs(count: int, mu: float, sigma: float, seed: int) -> list[Request]:
     return [one(number) for number in range(count)]
 
 
-def everything_at_once(work: list[Request], admission: str, **pace: float) -> Result:
-    """The server's own rules, fed without limit."""
-    engine = Engine(EngineConfig(kv_tokens=KV_TOKENS, max_running=4096, admission=admission, **pace))
-    for request in work:
-        engine.submit(0.0, request)
-    now = 0.0
-    while (event := engine.next_event()) is not None:
-        now = max(now, event)
-        engine.advance(now)
-    return Result(now, retractions=engine.counters.retractions, peak_running=engine.counters.peak_running)
-
-
 def count(lengths: dict[int, int], tokens: int, *, cut: bool) -> None:
     """One more answer that ended at that length, as the observer counts them."""
     number = bin_beyond(tokens) if cut else bin_of(tokens)
@@ -177,8 +165,7 @@ class Play:
                 next_look = self.now + controller.LOOK_SECONDS
                 self._look()
             self._ask_all()
-            running = max(len(site.engine.running) for site in sites)
-            self.result.peak_running = max(self.result.peak_running, running)
+            self.result.peak_running = max(self.result.peak_running, *(len(site.engine.running) for site in sites))
         counters = [site.engine.counters for site in sites]
         self.result.seconds, self.result.retractions = self.now, sum(one.retractions for one in counters)
         self.result.fullest = max(one.peak_used_tokens for one in counters) / self.config.kv_tokens

@@ -47,6 +47,8 @@ class SimulatorConfig:
     schedule_conservativeness: float = 1.0  #: scales the reserve
     retraction_policy: Literal["length", "newest"] = "length"  #: victims: shortest output first, or newest first
 
+    prefix_cache: bool = False  #: what ended stays in the free part of the pool, for requests that go on with it
+
     # how fast it is
     step_seconds: float = 0.0026  #: a decode step, before ...
     step_seconds_per_request: float = 0.0  #: ... this for each running request ...

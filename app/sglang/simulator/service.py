@@ -15,7 +15,7 @@ from typing import Any
 from app.sglang.simulator.config import SimulatorConfig
 from app.sglang.simulator.engine import Counters, Engine, EngineConfig, Request
 from app.sglang.simulator.faults import Faults
-from app.sglang.simulator.model import Model
+from app.sglang.simulator.model import Job, Model
 from app.sglang.simulator.requests import Ask
 from app.sglang.simulator.tokens import prompt_hash
 
@@ -32,6 +32,7 @@ class Service:
         self.fault_counts: Counter[str] = Counter()
         self.rids: Counter[str] = Counter()
         self.prompts: dict[str, dict[str, int]] = {}
+        self._ended: dict[str, str] = {}  # prompt → rid of the last completion of it, with a prefix cache
         self._past = Counters()  # of the engines that crashed
         self._answered = 0  # since it came up
         self._random = Random(config.seed)
@@ -53,6 +54,8 @@ class Service:
         job, request = self.model.start(ask)
         job.future = self._loop.create_future()
         self._count_prompt(request, requests=1)
+        if job.already_made:
+            request.after = self._ended.pop(_prompt_of(job), "")
         if not self.model.knows(ask.ids):
             self.crash("unknown id")
         elif self._poisoned(ask.ids):
@@ -158,6 +161,8 @@ class Service:
         if request.outcome == "done":
             self._answered += 1
             self._count_prompt(request, completed=1, tokens=request.made)
+            if self.config.prefix_cache:
+                self._ended[_prompt_of(request.payload)] = request.rid
         else:
             self.counts[request.outcome] += 1
         future = request.payload.future
@@ -231,6 +236,7 @@ class Service:
             step_seconds=config.step_seconds, step_seconds_per_request=config.step_seconds_per_request,
             step_seconds_per_token=config.step_seconds_per_token,
             prefill_seconds=config.prefill_seconds, prefill_tokens_per_second=config.prefill_tokens_per_second,
+            prefix_cache=config.prefix_cache,
         ))  # fmt: skip
         engine.clock, engine.slow = self.now(), self.faults.slow
         return engine
@@ -238,10 +244,8 @@ class Service:
     # counting
 
     def _count_prompt(self, request: Request, **more: int) -> None:
-        """Under the prompt without what the model had made of it, so that all stages of a completion count together."""
-        job = request.payload
-        ids = job.ask.ids[: len(job.ask.ids) - job.already_made]
-        counts = self.prompts.setdefault(prompt_hash(ids), {"requests": 0, "completed": 0, "tokens": 0})
+        """All stages of a completion together."""
+        counts = self.prompts.setdefault(_prompt_of(request.payload), {"requests": 0, "completed": 0, "tokens": 0})
         for name, number in more.items():
             counts[name] += number
 
@@ -260,3 +264,8 @@ class Service:
         if detail:
             stats |= {"rids": dict(self.rids), "prompts": {name: dict(one) for name, one in self.prompts.items()}}
         return stats
+
+
+def _prompt_of(job: Job) -> str:
+    """Name of the prompt without what the model had made of it."""
+    return prompt_hash(job.ask.ids[: len(job.ask.ids) - job.already_made])
