@@ -12,7 +12,7 @@ venv() { # NAME REQUIREMENT...
   shift
   case " $wanted " in *" $name "*) ;; *) return 0 ;; esac
   if python3 -m venv "$dir/$name" && "$dir/$name/bin/python" -m pip -q --disable-pip-version-check install "$@"; then
-    echo "$name: ready"
+    echo "$name: installed $*"
   else
     echo "$name: could not be installed" >&2
     failed=yes

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from app.sglang.simulator import SimulatorConfig, running_simulator
+from benchmarks.peers.compare import compared
 from benchmarks.peers.dialect import vllm_dialect
 from benchmarks.peers.roster import HERE, PEERS, Job, records
 from benchmarks.peers.table import ending, lines
@@ -90,3 +91,16 @@ def _ask(url: str, body: dict) -> dict:
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
+
+
+@pytest.mark.long
+def test_the_plays_see_what_a_script_without_patience_does():
+    """Killed, it resumes; away for longer than its tries, it leaves rows out and says nothing; again, it makes them."""
+    figures = compared("evening", None, 200, 10.0)
+    steady, killed, away = (figures[play] for play in ("steady", "killed", "away"))
+    assert (steady["exit"], steady["lost"], steady["doubled"], steady["truth"]) == (0, 0, 0, True)
+    assert steady["rows_per_second"] > 10
+    assert steady["memory_mb"] > 10
+    assert (killed["lost"], killed["doubled"], killed["truth"]) == (0, 0, True)
+    assert (away["exit"], away["truth"], away["again"]) == (0, False, {"exit": 0, "lost": 0})
+    assert away["lost"] > 0
