@@ -32,6 +32,7 @@ _PROBE_TTL_MS, _TRIAL_TTL_MS = 6000, 45_000  # a look at it; a trial, and asking
 _PROBE_SECONDS = (0.25, 0.5, 1.0, 1.0, 1.0, 1.0, 1.5)
 #: In between, one that refuses connections is knocked at after so much of the time that it has been away.
 _KNOCK_SHARE, _KNOCK_LEAST_SECONDS = 0.01, 0.1
+_LOOK_TOGETHER_SECONDS, _LOOK_TOGETHER_SHARE = 0.02, 0.002  # answers wait for each other: of the time they took
 _READY_SECONDS = 2.0  # a /health that takes longer is busy: it says nothing
 #: A server that was told to stop ends within 5 s of its last request; one that says so and stays is lying.
 _LINGER_SECONDS = 15.0
@@ -120,17 +121,19 @@ class Endpoints:
 
         A server that took a request and answered it was the one at this address in between. So one look, begun at any
         time after the sending, confirms all that were sent before it; after a swap that cost us no connection, the
-        answers since the last good look are given up.
+        answers since the last good look are given up. Those that come within a moment share a look.
         """
         while self._seen_at.get(url, 0.0) <= sent_at:
             look = self._looks.get(url)
             if look is None:
-                look = self._looks[url] = asyncio.create_task(self._see(url))
+                pause = min(_LOOK_TOGETHER_SECONDS, _LOOK_TOGETHER_SHARE * (time.monotonic() - sent_at))
+                look = self._looks[url] = asyncio.create_task(self._see(url, pause))
             await asyncio.shield(look)
 
-    async def _see(self, url: str) -> None:
-        began = time.monotonic()
+    async def _see(self, url: str, pause: float) -> None:
         try:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
             found = await self._client.serves(url)
         except Fault as fault:
             raise Fault(FaultKind.UNCONFIRMED, f"{FaultKind.UNCONFIRMED.sentence}: {fault.detail}") from fault
