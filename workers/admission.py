@@ -196,7 +196,8 @@ class Admission:
         pause, turn = None, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for (Python 3.11) takes a cancellation for a wake
+                    await self._wake.wait()
             await asyncio.sleep(max(_GATHER_SECONDS, turn - time.monotonic()))
             self._wake.clear()
             rooms = list(self._rooms.values())  # others may come meanwhile

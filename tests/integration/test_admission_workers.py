@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from app.capacity.share import parse_share
+from app.packing import unpack_task
 from app.sglang.client import SGLangClient, new_rid
 from app.sglang.faults import Fault
 from app.sglang.simulator import RunningSimulator, SimulatorConfig, running_simulator
@@ -15,9 +16,11 @@ from app.store.keys import CELERY_PREFIX, EPOCH, EXPECTED, EndpointKeys, RunKeys
 from app.urls import endpoint_key
 from tests.belt import manifest, put, until, worker
 from tests.own_redis import OwnRedis
+from workers.admission import Past
 from workers.context import WorkerContext, WorkerSettings
 from workers.generate import generate
 from workers.holdings import Lease
+from workers.stages import ask_of
 
 KEYS = RunKeys("run1")
 KV_TOKENS = 40_000
@@ -155,6 +158,26 @@ def test_lane_ceilings_are_exact_over_all_workers_and_neither_lane_starves(redis
         assert max(long for _, long in seen) == 3
         assert (12, 3) in seen
         assert endpoint.stats()["peak_running"] <= 15
+
+
+def test_admission_ends_when_told_though_room_came_free_in_the_same_moment(redis_client, redis_url):
+    """Else a worker that is told to stop would not."""
+
+    async def stopped(blob: bytes) -> bool:
+        context, run, task = WorkerContext(WorkerSettings(redis_url, "w1@host")), manifest(), unpack_task(blob)
+        loop = asyncio.create_task(context.admission.run_forever())
+        waits = asyncio.create_task(context.admission.lease(run, task, ask_of(run, task), Past()))
+        await asyncio.sleep(0.1)  # it has looked once, and found no endpoint
+        for tell in context.endpoints.when_back:
+            tell()
+        loop.cancel()
+        done, _ = await asyncio.wait([loop], timeout=1.0)
+        waits.cancel()
+        await context.close()
+        return loop in done
+
+    (key,) = put(redis_client, redis_url, manifest(), 1)
+    assert asyncio.run(stopped(redis_client.hget(KEYS.payload("d"), key)))
 
 
 async def _generate(url: str, count: int, prompt: int) -> None:
