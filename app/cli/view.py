@@ -5,6 +5,7 @@ left out from the less interesting end (endpoints that are well, datasets that a
 """
 
 import contextlib
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -149,7 +150,7 @@ def _total(seen: Snapshot) -> str:
 
 def picture(seen: Snapshot, seconds: float, width: int, height: int) -> Group:
     """The state as a picture of at most width × height. seconds: how long it has been looked at."""
-    notes = list(_notes(seen))
+    notes = [*_notes(seen), *_advice(seen, width)]
     room = max(2 * _LEAST_LINES, height - len(notes) - 4)
     most = max(_LEAST_LINES, room - min(len(seen.endpoints), room // 2))
     left = max(_LEAST_LINES, room - min(len(seen.inventory["datasets"]) + 1, most))
@@ -239,8 +240,6 @@ def _notes(seen: Snapshot) -> Iterator[Text]:
     totals = seen.inventory["totals"]
     if seen.waiting_for:
         yield Text(f"waiting: {seen.waiting_for}", "yellow", overflow="fold")
-    for sentence in seen.advice:
-        yield Text(sentence, "dim", overflow="fold")
     if totals["rejected_by_reason"]:
         yield _note("rejected", " · ".join(f"{reason} {n:,}" for reason, n in totals["rejected_by_reason"].items()))
     if seen.oldest:
@@ -251,6 +250,14 @@ def _notes(seen: Snapshot) -> Iterator[Text]:
         workers = f"{len(seen.workers)} worker{'' if len(seen.workers) == 1 else 's'}, {slots:,} slots"
         extra = f" · {seen.extra_generations:,} extra generations" if seen.extra_generations > 0 else ""
         yield _note("queued", f"{queued} · {workers}{extra}")
+
+
+def _advice(seen: Snapshot, width: int) -> Iterator[Text]:
+    """What would be better at the first endpoint that says so; the others are much like it."""
+    if seen.advice:
+        more = f" (and {len(seen.advice) - 1} more like it)" if len(seen.advice) > 1 else ""
+        for line in textwrap.wrap(seen.advice[0] + more, width, break_on_hyphens=False):
+            yield Text(line, "dim", no_wrap=True)
 
 
 def _note(name: str, text: str) -> Text:

@@ -282,3 +282,14 @@ def test_weights_get_another_name_while_it_runs():
         assert answer.json == {"success": True, "message": "Weight version updated to v2", "new_version": "v2"}
         assert call(server.url, "/model_info").json["weight_version"] == "v2"
         assert generate(server.url, [5, 6], 3).json["meta_info"]["weight_version"] == "v2"
+
+
+@pytest.mark.parametrize(("cached", "prefilled"), [(True, 40), (False, 40 + 48)])
+def test_a_request_that_goes_on_with_an_answer_finds_it_in_the_cache(cached, prefilled):
+    """Where there is one: prompt and answer of the first are not prefilled again. Ids are the same either way."""
+    config = SimulatorConfig(output_lengths="fixed", output_mean=20, step_seconds=0.0005, prefix_cache=cached)
+    with running_simulator(config) as server:
+        prompt = [7] * 40
+        first = generate(server.url, prompt, 8).json["output_ids"]
+        assert len(generate(server.url, prompt + first, 30).json["output_ids"]) == 12
+        assert server.stats()["prefilled_tokens"] == prefilled

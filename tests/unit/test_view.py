@@ -7,7 +7,7 @@ from rich.console import Console
 
 from app.cli.view import View, line, picture
 from app.snapshot import snapshot
-from tests.unit.test_snapshot import FACTS, counts, endpoint, now
+from tests.unit.test_snapshot import FACTS, WASTEFUL, counts, endpoint, now, wasteful
 
 
 def drawn(seen, width, height=24) -> list[str]:
@@ -46,6 +46,18 @@ def test_a_hundred_endpoints_and_datasets_fit_and_those_in_trouble_are_seen(heig
     assert any("broken" in one and "connection refused" in one for one in lines)
     assert any("more, all well" in one for one in lines)
     assert len(drawn(seen, 80, height)) <= max(height, 16)
+
+
+@pytest.mark.parametrize("height", [16, 24, 50])
+def test_what_would_be_better_is_said_once_and_fits(height):
+    """With its number, whole, however many endpoints are like that."""
+    endpoints = [wasteful(url=f"http://gpu{n:02}.cluster.example:30000") for n in range(20)]
+    lines = drawn(snapshot(FACTS, [counts()], now(endpoints=endpoints, **WASTEFUL)), 80, height)
+    said = " ".join(one.strip() for one in lines)
+    assert said.count("--schedule-conservativeness 0.3") == said.count("--stage-tokens ") == 1
+    assert "(and 19 more like it)" in said
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= max(height, 18)
 
 
 def test_the_line_says_where_the_run_stands():
