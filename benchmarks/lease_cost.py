@@ -56,6 +56,7 @@ class OneEndpoint:
 
     def __init__(self, kv_tokens: int):
         self.when_back: list = []
+        self.grows = False
         self._info = EndpointInfo(url=URL, max_total_num_tokens=kv_tokens)
 
     def info(self, url: str) -> EndpointInfo:
@@ -143,6 +144,8 @@ async def _measure(url: str, leases: int, workers: int, seconds: float, admitted
     while time.monotonic() - began < seconds:
         await asyncio.sleep(0.5)
         held.append(sum(admission.held for admission in admissions))
+        for broken in filter(asyncio.Task.done, loops):
+            broken.result()
     after, ours, count = client.info("cpu"), time.process_time() - ours, done[0] - count
     elapsed, scripts = time.monotonic() - began, client.info("commandstats")["cmdstat_evalsha"]
     for task in [*loops, *tasks]:
