@@ -34,7 +34,7 @@ from tests.acceptance.harness import IDS, TOKENIZER, Run, run, status, verified 
 from tests.belt import until  # noqa: E402
 
 SLOTS, TOKENS, STEP_SECONDS = 48, 100, 0.02  # a request takes 2 s, a server does 24 rows a second
-#: A server that died is kept below 85 % of the level at which it did (docs/operating/capacity.md).
+#: Of what a server can run, from which on it counts as busy.
 FULL = 0.75 * SLOTS
 
 
