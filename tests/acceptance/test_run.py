@@ -212,7 +212,10 @@ def test_a_second_run_on_the_directory_is_refused_by_name_of_the_holder(two_endp
     words = arguments(*(endpoint.url for endpoint in two_endpoints))
     with run(out, *words) as started:
         until(lambda: started.lines() > 5, what="lines on disk")
+        worker = started.child(" worker ")
+        worker.suspend()  # or the first run is over before the second one looks
         second = headrace("run", "--out", out, *words)
+        worker.resume()
         assert second.returncode == 2
         assert str(started.process.pid) in second.stderr
         assert started.wait() == 0, started.text()
