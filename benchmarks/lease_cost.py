@@ -56,7 +56,6 @@ class OneEndpoint:
 
     def __init__(self, kv_tokens: int):
         self.when_back: list = []
-        self.grows = False
         self._info = EndpointInfo(url=URL, max_total_num_tokens=kv_tokens)
 
     def info(self, url: str) -> EndpointInfo:
@@ -66,6 +65,9 @@ class OneEndpoint:
     def is_open(self, url: str) -> bool:
         """Never."""
         return False
+
+    def objection(self, url: str, run_id: str) -> None:
+        """None."""
 
 
 @dataclass(slots=True)

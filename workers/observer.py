@@ -104,8 +104,9 @@ class Observer:
                     if done and (away or tick % _AWAY_TICKS == 0 or not self._endpoints.is_open(url)):
                         self._looks[url] = asyncio.create_task(self._look(url))
                 self._back.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._back.wait(), controller.LOOK_SECONDS * (_AWAY_TICKS if away else 1))
+                with contextlib.suppress(TimeoutError):  # wait_for (Python 3.11) takes a cancellation for a wake
+                    async with asyncio.timeout(controller.LOOK_SECONDS * (_AWAY_TICKS if away else 1)):
+                        await self._back.wait()
             learner.result()
         finally:
             for task in [learner, *self._looks.values()]:

@@ -137,7 +137,10 @@ class Supervisor:
                     self._revive_redis()
                     self._crew.revive()
                 self._now_and_then()
-                self._rest(ledger, _LOOK_WAITING_SECONDS if seen.waiting_for else _LOOK_SECONDS)
+                if seen.waiting_for:
+                    time.sleep(_LOOK_WAITING_SECONDS)
+                else:
+                    self._rest(ledger, _LOOK_SECONDS)
 
     def _rest(self, ledger: Ledger, seconds: float) -> None:
         """Until the next look is due; at once where the last completion is on file."""

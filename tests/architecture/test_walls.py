@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lease_cost import OneEndpoint
+
 ROOT = Path(__file__).parent.parent.parent
 FILES = [path for room in ("app", "producers", "workers") for path in sorted((ROOT / room).rglob("*.py"))]
 
@@ -113,3 +115,10 @@ def test_every_folder_of_code_says_why_it_is_there():
     texts = {folder: file.read_text() if file.exists() else "" for folder, file in first.items()}
     silent = [room(folder) for folder, text in texts.items() if not ast.get_docstring(ast.parse(text))]
     assert silent == []
+
+
+def test_the_endpoint_of_lease_cost_has_all_that_admission_asks():
+    """Or the benchmark measures a worker that has stopped asking."""
+    asked = re.findall(r"self\._endpoints\.(\w+)", (ROOT / "workers" / "admission.py").read_text())
+    assert asked
+    assert set(asked) <= set(dir(OneEndpoint(1)))
