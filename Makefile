@@ -35,16 +35,19 @@ chaos: $(VENV)/.dev-installed  ## seeded runs under random faults, about two min
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --rows $(ROWS) --faults $(FAULTS) --jobs $(JOBS)
 
 BENCH ?= /tmp/headrace-bench
-bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, some quarter of an hour on an idle machine; JSON in BENCH
+PEERS ?= $(BENCH)/peers
+bench: $(VENV)/.dev-installed  ## the tables of docs/benchmarks.md, half an hour on an idle machine; JSON in BENCH
 	mkdir -p $(BENCH)
-	$(BIN)/python -m benchmarks.saturation --prompts 2000 --servers reserve,free_space --json $(BENCH)/saturation.json
-	$(BIN)/python -m benchmarks.staged --seeds 2 --json $(BENCH)/staged.json
+	$(BIN)/python -m benchmarks.saturation --servers reserve,free_space --times h200 --json $(BENCH)/saturation.json
+	$(BIN)/python -m benchmarks.staged --json $(BENCH)/staged.json
 	$(BIN)/python -m benchmarks.overhead --workers 1,2 --json $(BENCH)/overhead.json
 	$(BIN)/python -m benchmarks.choices --json $(BENCH)/choices.json
 	$(BIN)/python -m benchmarks.lease_cost --leases 1000,2000 --json $(BENCH)/lease_cost.json
-	$(BIN)/python -m benchmarks.enqueue --rows 20000 --json $(BENCH)/enqueue.json
-	$(BIN)/python -m benchmarks.goodput --json $(BENCH)/goodput.json
+	$(BIN)/python -m benchmarks.enqueue --rows 50000 --repeat 5 --json $(BENCH)/enqueue.json
+	$(BIN)/python -m benchmarks.goodput --repeat 5 --json $(BENCH)/goodput.json
 	$(BIN)/python -m benchmarks.flat --rows 30000 --json $(BENCH)/flat.json
+	-test -d $(PEERS) || benchmarks/peers/setup.sh $(PEERS)
+	$(BIN)/python -m benchmarks.peers.compare --venvs $(PEERS) --json $(BENCH)/peers.json
 
 setup: $(VENV)/.installed  ## leaves .venv/bin/headrace
 

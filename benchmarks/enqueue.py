@@ -1,6 +1,6 @@
 """How fast rows become tasks, beside what could be the limit, and in how much memory.
 
-Usage: python -m benchmarks.enqueue [--rows 1000000] [--json FILE]
+Usage: python -m benchmarks.enqueue [--rows 1000000] [--repeat 1] [--json FILE]
 Rows of about 20 tokens, the bundled tokenizer, a private Redis that somebody empties. Four rates, in rows per second:
 
     headrace     the producer alone, from exec to its end: start, reading, ledger, rendering and sending
@@ -19,6 +19,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import statistics
 import sys
 import tempfile
 import threading
@@ -175,17 +176,25 @@ def _send_noops(url: str, tasks: int, begun) -> None:
             )  # fmt: skip
 
 
+def measure(rows: int) -> dict[str, float]:
+    """The producer between two measurements of its limits."""
+    few = min(rows, _LIMIT_ROWS)
+    before, figures, after = limits(few), whole(rows), limits(few)
+    figures |= {name: (before[name] + after[name]) / 2 for name in before}
+    figures["ratio"] = figures["headrace"] / min(figures["tokenizer"], figures["broker"])
+    figures["ratio_to_both"] = figures["headrace"] / figures["both"]
+    return figures
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeat", type=int, default=1, help="medians of so many")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    few = min(arguments.rows, _LIMIT_ROWS)
-    before, figures, after = limits(few), whole(arguments.rows), limits(few)
-    figures |= {name: (before[name] + after[name]) / 2 for name in before}
-    figures["ratio"] = figures["headrace"] / min(figures["tokenizer"], figures["broker"])
-    figures["ratio_to_both"] = figures["headrace"] / figures["both"]
+    found = [measure(arguments.rows) for _ in range(arguments.repeat)]
+    figures = {name: statistics.median(one[name] for one in found) for name in found[0]}
     for name, value in figures.items():
         print(f"{name:<26} {value:>14,.2f}")
     if arguments.json:

@@ -23,7 +23,7 @@ UNKNOWN: tuple[None, list[int]] = (None, [])  #: what `_rows_and_indices` would 
 
 _BUSY_SECONDS = 30.0
 _WAL_BYTES = 128 << 20  # keys are hashes: the rarer a checkpoint, the more often it finds a page changed twice
-_CACHE_KIB = 64 << 10
+_CACHE_KIB = 8 << 10  # a larger one is no quicker: the kernel keeps the file's pages, too
 _MOST_PARAMETERS = 500
 
 
