@@ -36,10 +36,10 @@ class Child:
         """Start it, in a session of its own: Ctrl-C reaches the supervisor alone. spare: a process that can be it."""
         self.started_at = time.monotonic()
         known = {**self.environment, SUPERVISOR: str(os.getpid())}
-        if spare is not None and spare.tell(self.arguments, self.log_path, known):
-            self.process = spare
-            return
-        with self.log_path.open("ab") as log_file:
+        with self.log_path.open("ab") as log_file:  # a spare opens it, too, and could tell nobody that it cannot
+            if spare is not None and spare.tell(self.arguments, self.log_path, known):
+                self.process = spare
+                return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
                 stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT),

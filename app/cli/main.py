@@ -30,7 +30,7 @@ from app.cli.options import (
 )
 from app.cli.run_options import machine_options, run_options
 from app.cli.sections import Sectioned
-from app.cli.talk import say, show, speak_utf8
+from app.cli.talk import keep_standard_files, say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
@@ -223,6 +223,7 @@ advice_commands.add_to(cli)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: exit codes of design, one sentence and no traceback for a foreseeable fault."""
     gc.set_threshold(*_GC_THRESHOLD)
+    keep_standard_files()
     speak_utf8()
     try:
         code = cli.main(arguments, prog_name="headrace", standalone_mode=False)
