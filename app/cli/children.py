@@ -1,5 +1,6 @@
 """The processes of one run on this machine, each started again if it dies, all ended with the supervisor."""
 
+import errno
 import logging
 import os
 import signal
@@ -65,8 +66,15 @@ class Child:
             log.warning("process_died %s (%s); starting it again in %g s", self.name, _how(self.process), pause)
             self.deaths += 1
             self.process, self.start_at = None, now + pause
-        if now >= self.start_at:
+        if now < self.start_at:
+            return
+        try:
             self.start()
+        except OSError as exc:
+            if exc.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            log.warning("process_not_started %s: %s", self.name, exc.strerror)
+            self.start_at = now + _RESTART_SECONDS[-1]
 
     def signal(self, number: int) -> None:
         """Send a signal if it still runs."""

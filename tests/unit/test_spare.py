@@ -174,3 +174,19 @@ sys.exit(spare.wait(30))
     words = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code, str(tmp_path / "log")]
     assert subprocess.run(words, cwd=ROOT, timeout=60).returncode == 2
     assert "No such directory: /nowhere" in (tmp_path / "log").read_text()
+
+
+def test_a_machine_that_has_no_process_left_is_waited_for(tmp_path):
+    """What is to be started again is, later; the run goes on with the others."""
+    play(
+        tmp_path,
+        """
+import resource
+from app.cli.children import Child
+child = Child("worker-1", ["status", "/nowhere"], Path("/dev/null"))
+os.getuid() or os.setresuid(65534, 65534, 65534)  # root has no such limit
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+child.start_again()
+assert not child.running and child.start_at > time.monotonic()
+""",
+    )
