@@ -190,3 +190,29 @@ child.start_again()
 assert not child.running and child.start_at > time.monotonic()
 """,
     )
+
+
+def test_a_stop_that_others_keep_to_themselves_is_heeded(tmp_path):
+    """A handler's exception goes to whatever runs at the moment, an event loop's callback for one."""
+    play(
+        tmp_path,
+        """
+from types import SimpleNamespace
+from app.cli import supervise
+from app.errors import Incomplete
+from app.rundir import RunDir
+rundir = RunDir(log.parent)
+rundir.logs.mkdir(parents=True)
+def swallow(prepared, *_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Incomplete:
+        return prepared, None
+supervise.meet_endpoints = swallow
+prepared = SimpleNamespace(rundir=rundir, settings=SimpleNamespace(redis=None))
+try:
+    supervise.Supervisor(prepared, SimpleNamespace(say=print), None).run()
+except Incomplete as exc:
+    assert "before anything was sent" in str(exc)
+""",
+    )
