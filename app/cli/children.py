@@ -1,5 +1,6 @@
 """The processes of one run on this machine, each started again if it dies, all ended with the supervisor."""
 
+import errno
 import logging
 import os
 import signal
@@ -36,10 +37,10 @@ class Child:
         """Start it, in a session of its own: Ctrl-C reaches the supervisor alone. spare: a process that can be it."""
         self.started_at = time.monotonic()
         known = {**self.environment, SUPERVISOR: str(os.getpid())}
-        if spare is not None and spare.tell(self.arguments, self.log_path, known):
-            self.process = spare
-            return
-        with self.log_path.open("ab") as log_file:
+        with self.log_path.open("ab") as log_file:  # a spare opens it, too, and could tell nobody that it cannot
+            if spare is not None and spare.tell(self.arguments, self.log_path, known):
+                self.process = spare
+                return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli.main", *self.arguments], stdin=subprocess.DEVNULL, stdout=log_file,
                 stderr=log_file, start_new_session=True, preexec_fn=end_with_parent(signal.SIGQUIT),
@@ -65,8 +66,15 @@ class Child:
             log.warning("process_died %s (%s); starting it again in %g s", self.name, _how(self.process), pause)
             self.deaths += 1
             self.process, self.start_at = None, now + pause
-        if now >= self.start_at:
+        if now < self.start_at:
+            return
+        try:
             self.start()
+        except OSError as exc:
+            if exc.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            log.warning("process_not_started %s: %s", self.name, exc.strerror)
+            self.start_at = now + _RESTART_SECONDS[-1]
 
     def signal(self, number: int) -> None:
         """Send a signal if it still runs."""

@@ -33,6 +33,7 @@ class Crew:
         self._prepared, self._client, self._url, self._spares, self._say = prepared, client, url, spares, say
         self._children: dict[str, Child] = {}
         self._given_up: set[str] = set()
+        self._told: dict[str, int] = {}  # signals by kind, for whoever starts later too
 
     @property
     def is_there(self) -> bool:
@@ -59,18 +60,17 @@ class Crew:
             commands["flower"] = ["flower", out]
         for name, arguments in commands.items():
             log_path = self._prepared.rundir.logs / f"{name}.log"
-            self._children[name] = Child(name, arguments, log_path, self._environment(name))
-            self._children[name].start(self._spare(name))
+            child = self._children[name] = Child(name, arguments, log_path, self._environment(name))
+            child.start(self._spare(name))
+            self._remind(child)
 
     def drain(self) -> None:
         """Have workers finish what generates, and the producer send nothing more."""
-        for child in self._some("worker", "producer"):
-            child.signal(signal.SIGTERM)
+        self._tell({"worker": signal.SIGTERM, "producer": signal.SIGTERM})
 
     def stop_at_once(self) -> None:
         """Have workers hand back everything now."""
-        for child in self._some("worker"):
-            child.signal(signal.SIGQUIT)
+        self._tell({"worker": signal.SIGQUIT})
 
     def revive(self) -> None:
         """Start again whatever died. Raises what a child said if that cannot help."""
@@ -88,6 +88,7 @@ class Crew:
                 self._say(f"{child.name} ended; starting it again")
                 self._end_holds(child)
             child.start_again()
+            self._remind(child)
 
     def end(self, deadline: float, collector_seconds: float, *, needless: bool) -> None:
         """Workers and producer first, then the collector, which writes what they published. deadline: their last
@@ -102,6 +103,16 @@ class Crew:
             collector.signal(signal.SIGTERM)
             if not collector.wait(collector_seconds):
                 collector.signal(signal.SIGKILL)
+
+    def _tell(self, numbers: dict[str, int]) -> None:
+        self._told |= numbers
+        for child in list(self._children.values()):
+            self._remind(child)
+
+    def _remind(self, child: Child) -> None:
+        """Signals come at any moment: one that was being started when the others were told is told now."""
+        if number := self._told.get(child.name.split("-")[0]):
+            child.signal(number)
 
     def _some(self, *names: str) -> list[Child]:
         return [child for name, child in self._children.items() if name.startswith(names)]

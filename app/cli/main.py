@@ -30,10 +30,11 @@ from app.cli.options import (
 )
 from app.cli.run_options import machine_options, run_options
 from app.cli.sections import Sectioned
-from app.cli.talk import say, show, speak_utf8
+from app.cli.talk import keep_standard_files, say, show, speak_utf8
 from app.errors import INCOMPLETE, STORAGE, USAGE, HeadraceError
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+_NO_PROCESS = (errno.EAGAIN, errno.ENOMEM)
 _SETTINGS_FILE = "headrace.toml"
 _GC_THRESHOLD = 10_000, 10, 10  # imports make many objects and drop none: a tenth of a start was looking for garbage
 #: What the settings file speaks to.
@@ -223,6 +224,7 @@ advice_commands.add_to(cli)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point: exit codes of design, one sentence and no traceback for a foreseeable fault."""
     gc.set_threshold(*_GC_THRESHOLD)
+    keep_standard_files()
     speak_utf8()
     try:
         code = cli.main(arguments, prog_name="headrace", standalone_mode=False)
@@ -239,9 +241,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         say(str(exc))
         code = exc.exit_code
     except OSError as exc:
-        if exc.filename is None and exc.errno not in _DISK:
+        if exc.filename is None and exc.errno not in (*_DISK, *_NO_PROCESS):
             raise  # the network's have their own words where they happen: this one is a bug
-        say(f"{exc.strerror}{f': {exc.filename}' if exc.filename else ''}; mend it and repeat the command.")
+        why = "no further process can be started (`ulimit -u`, memory): " if exc.errno in _NO_PROCESS else ""
+        say(f"{why}{exc.strerror}{f': {exc.filename}' if exc.filename else ''}; mend it and repeat the command.")
         code = STORAGE
     sys.exit(code if isinstance(code, int) else 0)
 

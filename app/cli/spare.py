@@ -23,7 +23,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import NoReturn
 
-from app.errors import INTERNAL, OK
+from app.errors import INCOMPLETE, INTERNAL, OK
 from app.store.embedded import end_with_parent
 
 AVAILABLE = sys.platform == "linux"
@@ -75,7 +75,10 @@ class Spare:
     def poll(self) -> int | None:
         """Its exit status, minus the signal that ended it; None while it lives."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # a signal's handler, which we may be, asks between the answer and our note of it
+                return OK
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
@@ -119,6 +122,8 @@ def _live(bound: int, modules: Sequence[str], ends) -> NoReturn:
         with open(bound) as told:
             words = told.readline()
         code = _be(*json.loads(words)) if words else OK
+    except KeyboardInterrupt:  # sent to it alone, or to all before it had its own session
+        code = INCOMPLETE
     except BaseException:  # noqa: BLE001 - the last frame of a process
         traceback.print_exc()
     finally:

@@ -40,6 +40,7 @@ _NOW_AND_THEN_SECONDS = 15.0
 _ANSWER_SECONDS = 5.0  # a Redis that is silent for longer is said not to answer
 _LEAST_DISK_BYTES = 256 * 1024
 _REDIS_PAUSE_SECONDS = 2.0
+_NOTHING_SENT = "Stopped before anything was sent; the same command starts it."
 _MOST_DEATHS = 20
 
 
@@ -78,6 +79,8 @@ class Supervisor:
             self.prepared, self._manifest = meet_endpoints(
                 self.prepared, self._client, self._url, self.api_key, self.view.say
             )
+            if self.wanted_stops:  # whatever ran when the signal came kept the exception to itself
+                raise Incomplete(_NOTHING_SENT)
             self._crew = Crew(self.prepared, self._client, self._url, self.spares, self.view.say)
             self._crew.start()
             return self._watch()
@@ -89,7 +92,7 @@ class Supervisor:
     def _on_signal(self, number: int, _frame: object) -> None:
         self.wanted_stops += 1
         if self._crew is None or not self._crew.is_there:
-            raise Incomplete("Stopped before anything was sent; the same command starts it.")
+            raise Incomplete(_NOTHING_SENT)
         drain = self.prepared.settings.drain_seconds
         if self.wanted_stops == 1:
             self._stop_by = time.monotonic() + drain + 3 * KILL_SECONDS

@@ -20,6 +20,19 @@ def speak_utf8() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def keep_standard_files() -> None:
+    """A standard stream that was closed by whoever started us becomes /dev/null: or the next file to be opened, a lock,
+    would get its number, and children would be given it for a stream, and write into it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def say(text: str) -> None:
     """A sentence for people. What cannot be said is dropped: work goes on."""
     with contextlib.suppress(OSError):
@@ -31,9 +44,7 @@ def show(data: str) -> None:
     _write(sys.stdout, data if data.endswith("\n") else data + "\n")
 
 
-def _write(stream: TextIO | None, text: str) -> None:
-    if stream is None:  # closed by whoever started us
-        return
+def _write(stream: TextIO, text: str) -> None:
     try:
         stream.write(text)
         stream.flush()

@@ -100,3 +100,119 @@ spare.send_signal(signal.SIGTERM)
 assert spare.wait(30) == -signal.SIGTERM
 """,
     )
+
+
+def test_interrupted_it_says_nothing(tmp_path):
+    """Ctrl-C may reach all: only the supervisor has words for it."""
+    play(
+        tmp_path,
+        """
+os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+spare = Spare()
+deadline = time.monotonic() + 30
+while os.getpgid(spare.pid) != spare.pid:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+spare.send_signal(signal.SIGINT)
+assert spare.wait(30) == 3
+assert log.read_text() == ""
+""",
+    )
+
+
+def test_a_handler_may_ask_while_it_is_asked(tmp_path):
+    """Its end was told to whom the handler interrupts, and is not told twice."""
+    play(
+        tmp_path,
+        """
+spare = Spare()
+os.kill(spare.pid, signal.SIGKILL)
+os.waitpid(spare.pid, 0)
+assert spare.poll() is not None
+spare.send_signal(signal.SIGTERM)
+""",
+    )
+
+
+def test_whoever_starts_after_the_stop_is_told_to(tmp_path):
+    """A signal may come while they are being started, one after the other."""
+    play(
+        tmp_path,
+        """
+from types import SimpleNamespace
+from app.cli.crew import Crew
+from app.rundir import RunDir
+rundir = RunDir(log.parent)
+rundir.logs.mkdir(parents=True)
+settings = SimpleNamespace(workers=1, slots=1, drain_seconds=0.0, metrics_port=None, flower=False)
+prepared = SimpleNamespace(rundir=rundir, settings=settings, run_file=SimpleNamespace(run_id="r"))
+spares = {"worker-1": Spare("json")}
+crew = Crew(prepared, None, f"unix://{log.parent}/redis.sock", spares, print)
+crew.drain()
+crew.start()
+deadline = time.monotonic() + 30
+while crew.works:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+crew.end(time.monotonic(), 0.0, needless=True)
+""",
+    )
+
+
+def test_closed_streams_are_nobody_elses_file(tmp_path):
+    """Or a lock would be standard output, which children share and write to."""
+    code = HEAD + """
+from app.cli.talk import keep_standard_files, say, show
+keep_standard_files()
+kept = open(log, "w")
+assert kept.fileno() > 2, kept.fileno()
+say("nobody hears"), show("it")
+spare = Spare()
+assert spare.tell(["status", "/nowhere"], log, {})
+sys.exit(spare.wait(30))
+"""
+    words = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", code, str(tmp_path / "log")]
+    assert subprocess.run(words, cwd=ROOT, timeout=60).returncode == 2
+    assert "No such directory: /nowhere" in (tmp_path / "log").read_text()
+
+
+def test_a_machine_that_has_no_process_left_is_waited_for(tmp_path):
+    """What is to be started again is, later; the run goes on with the others."""
+    play(
+        tmp_path,
+        """
+import resource
+from app.cli.children import Child
+child = Child("worker-1", ["status", "/nowhere"], Path("/dev/null"))
+os.getuid() or os.setresuid(65534, 65534, 65534)  # root has no such limit
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+child.start_again()
+assert not child.running and child.start_at > time.monotonic()
+""",
+    )
+
+
+def test_a_stop_that_others_keep_to_themselves_is_heeded(tmp_path):
+    """A handler's exception goes to whatever runs at the moment, an event loop's callback for one."""
+    play(
+        tmp_path,
+        """
+from types import SimpleNamespace
+from app.cli import supervise
+from app.errors import Incomplete
+from app.rundir import RunDir
+rundir = RunDir(log.parent)
+rundir.logs.mkdir(parents=True)
+def swallow(prepared, *_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Incomplete:
+        return prepared, None
+supervise.meet_endpoints = swallow
+prepared = SimpleNamespace(rundir=rundir, settings=SimpleNamespace(redis=None))
+try:
+    supervise.Supervisor(prepared, SimpleNamespace(say=print), None).run()
+except Incomplete as exc:
+    assert "before anything was sent" in str(exc)
+""",
+    )
