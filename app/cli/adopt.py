@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -22,6 +22,7 @@ from app.offline.switch import alone, finish_switch
 from app.rundir import RunDir
 from app.samples import SampleFilters
 from app.settings import RunSettings, load_settings
+from app.sglang.tool_dump import ToolForm
 from app.tokenization import Renderer
 from producers.adopt.foreign import find_files, with_map
 from producers.adopt.proof import Terms
@@ -131,12 +132,19 @@ def _claim(
 ) -> Claim:  # fmt: skip
     datasets = parse_inputs(settings.inputs)
     stops = {*renderer.eos_token_ids, *(recipe.sampling.get("stop_token_ids") or ())}
-    terms = Terms(recipe.sampling, renderer.model_vocab_size or padded(vocab_size), frozenset(stops))
+    terms = Terms(recipe.sampling, renderer.model_vocab_size or padded(vocab_size), frozenset(stops), _as_good(recipe))
     model = wanted.model or (run_file.server.get("model", "") if run_file else "")
     files = find_files(wanted.directory, datasets)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     taker = Taker(recipe.fingerprint, recipe.sampling["max_new_tokens"], fingerprint(_origin(wanted)), at)
     return Claim(files, names, datasets, settings, terms, taker, model)
+
+
+def _as_good(recipe: Recipe) -> list[str]:
+    """Fingerprints of our recipe, ours first, and of it with tools in each form that a server's version may have
+    decided: whether a prompt is ours is proven by its ids."""
+    renderings = [recipe.rendering, *(recipe.rendering | {"tools": form} for form in get_args(ToolForm))]
+    return [recipe.model_copy(update={"rendering": one}).fingerprint for one in renderings]
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class Terms:
     sampling: dict[str, Any]
     output_vocab_size: int
     stop_ids: frozenset[int]
+    recipes: list[str]  #: fingerprints that a line may name, the run's own first
 
 
 class Proof:
@@ -88,12 +89,13 @@ class Proof:
         """Whether this run asks for such an answer at all, as far as the line says what it is."""
         ours = {
             "dataset": self._datasets, "turn": [0], "turns": [1], "completion_index": range(self._samples),
-            "recipe": [self._taker.recipe],
+            "recipe": self._terms.recipes,
         }  # fmt: skip
         for name, values in ours.items():
             said = line.said.get(name, values[0])
             if type(said) is not type(values[0]) or said not in values:
                 has = f"0 to {values[-1]}" if name == "completion_index" else " or ".join(map(str, values))
+                has = values[0] if name == "recipe" else has
                 remedy = " (raise --samples)" if name == "completion_index" and type(said) is int else ""
                 detail = f"{name} is {str(said)[:40]!r}, this run has {has}{remedy}"
                 return Doubt.NOT_ASKED, f"{detail}; --map {name}=FIELD if it stands elsewhere"

@@ -55,7 +55,7 @@ from app.lock import hold
 with hold(log.parent / "lock", "standing"):
     spare = Spare()
     def shown():
-        return [os.readlink(f"/proc/{spare.pid}/fd/{name}") for name in os.listdir(f"/proc/{spare.pid}/fd")]
+        return [os.path.realpath(f"/proc/{spare.pid}/fd/{name}") for name in os.listdir(f"/proc/{spare.pid}/fd")]
     deadline = time.monotonic() + 30
     while any(name.endswith("lock") for name in shown()):
         assert time.monotonic() < deadline
