@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import redis
 
-from app.store.keys import EPOCH, PREFIX, RunKeys
+from app.store.keys import EPOCH, PREFIX, SEEN, WOKE, RunKeys
 
 _BATCH = 1000
 
@@ -25,6 +25,7 @@ def forget_all(client: redis.Redis) -> None:
     ]  # fmt: skip
     for start in range(0, len(dead), _BATCH):
         client.delete(*dead[start : start + _BATCH])
+    client.delete(SEEN, WOKE)  # a server that was stopped for a while was not cut off from anybody
     client.set(EPOCH, 0)
 
 

@@ -357,3 +357,12 @@ def test_a_new_start_forgets_who_held_what_and_keeps_what_was_learned(redis_clie
     assert not redis_client.exists(E1.leases, E1.lease_info, E1.open)
     assert redis_client.exists(E1.learned, E1.control, EXPECTED) == 3
     assert lease(redis_client, [("b", "short", 10, "1")]) == [0, 1]
+
+
+def test_a_server_that_was_stopped_for_a_while_is_at_work_at_once(redis_client):
+    """Nobody held anything meanwhile: what waits is sent again and leases are granted, though the last sign is old."""
+    offer(redis_client, "a", "blob")
+    redis_client.set(SEEN, 1)
+    forget_all(redis_client)
+    assert scripts.call(redis_client, "orphaned", [PAYLOAD, CLAIMS, HOLDERS], [1, 10]) == [b"a"]
+    assert lease(redis_client, [("b", "short", 10, "1")]) == [0, 1]
