@@ -187,9 +187,9 @@ def compared(name: str, venvs: Path | None, rows: int, away_seconds: float) -> F
     peer = PEERS[name]
     try:
         python = peer.python(venvs)
+        title = peer.title.format(peer.version(python))
     except FileNotFoundError as exc:
         return {"title": peer.title.format("").replace("  ", " "), "not_run": str(exc)}
-    title = peer.title.format(peer.version(python))
     figures: Figures = {"title": title, "settings": peer.settings}
     for what, play in {"steady": steady, "killed": killed, "away": partial(away, seconds=away_seconds)}.items():
         try:

@@ -69,11 +69,14 @@ class Peer:
         return str(path)
 
     def version(self, python: str) -> str:
-        """The installed one; "" for what is in this tree."""
+        """The installed one; "" for what is in this tree. Raises FileNotFoundError if setup could not install it."""
         if not self.package:
             return ""
         code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
-        return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+        asked = subprocess.run([python, "-c", code], capture_output=True, text=True)
+        if asked.returncode:
+            raise FileNotFoundError(f"{python} has no {self.package}: its setup did not get to its end")
+        return asked.stdout.strip()
 
 
 def records(path: Path) -> Iterator[dict]:
