@@ -198,18 +198,14 @@ def _endpoints(urls: Sequence[str], api_key: str | None, out: Path | None):
 
 def _load(info: Any, loads: Any, conservativeness: float | None, out: Path | None) -> str | None:
     """What to change at a busy server."""
-    from app.capacity.plan import Busy, scheduling_advice
-    from app.cli.inspect import answers_of, stages_for
+    from app.cli.inspect import answers_of, load_advice
 
     if loads is None or not info.kv_tokens:
         return None
     answers = None
     with contextlib.suppress(UsageError):  # there is no run yet, or none of its answers
         answers = answers_of(out) if out and loads.waiting else None
-    stages = stages_for(info.kv_tokens, answers, conservativeness) if answers else None
-    busy = Busy(use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting, retracted=loads.retracted or 0,
-                conservativeness=conservativeness)  # fmt: skip
-    return scheduling_advice(busy, stages)
+    return load_advice(info, loads, conservativeness, answers)
 
 
 def _tokenizer(values: Mapping[str, Any], infos: Sequence[Any]) -> Iterator[Finding]:

@@ -5,13 +5,17 @@ import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from app.capacity.plan import Busy, scheduling_advice
 from app.capacity.stages import Job, Suggestion, suggest
 from app.cli.talk import show
 from app.errors import OK, StorageError, UsageError, VerificationFailed
 from app.lock import holder
 from app.rundir import RunDir
+
+if TYPE_CHECKING:
+    from app.sglang.wire import EndpointInfo, Loads
 
 #: So many of a run's lengths stand for all.
 _MOST_LENGTHS = 10_000
@@ -77,6 +81,17 @@ def stages_for(kv_tokens: int, answers: Answers, conservativeness: float | None)
         return None
     allowance = int(answers.sampling["max_new_tokens"])
     return suggest(Job(kv_tokens, answers.prompt_tokens, allowance, answers.lengths, conservativeness or 1.0))
+
+
+def load_advice(
+    info: "EndpointInfo", loads: "Loads", conservativeness: float | None, answers: Answers | None
+) -> str | None:
+    """What to change at a busy server that tells its KV tokens, in a sentence; answers: of the job that it does."""
+    busy = Busy(
+        use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting, retracted=loads.retracted or 0,
+        conservativeness=conservativeness,
+    )  # fmt: skip
+    return scheduling_advice(busy, stages_for(info.kv_tokens, answers, conservativeness) if answers else None)
 
 
 def redis_in(rundir: RunDir) -> str | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from app.capacity.plan import Busy, GPUMemory, HostCache, scheduling_advice
-from app.cli.inspect import Answers, answers_of, stages_for
+from app.capacity.plan import GPUMemory, HostCache
+from app.cli.inspect import Answers, answers_of, load_advice
 from app.cli.plan_page import PROMPT_SHARE, Plan, as_json, cache_advice, launch_advice, lines_of
 from app.cli.talk import show
 from app.errors import OK, USAGE, UsageError
@@ -92,12 +92,7 @@ def _ask_endpoints(plan: Plan, urls: list[str], api_key: str | None, like: Answe
     for url, info, launch, loads in told:
         if loads is None or not info.kv_tokens:
             continue
-        busy = Busy(
-            use=loads.used_tokens / info.kv_tokens, waiting=loads.waiting,
-            retracted=loads.retracted or 0, conservativeness=launch.conservativeness,
-        )  # fmt: skip
-        stages = stages_for(info.kv_tokens, like, launch.conservativeness) if like else None
-        if sentence := scheduling_advice(busy, stages):
+        if sentence := load_advice(info, loads, launch.conservativeness, like):
             plan.advice.append(f"{url}: {sentence}")
 
 
