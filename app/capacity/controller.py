@@ -3,8 +3,8 @@
 `f` scales the pool that the predicted peak may fill. The forecast has its own margin, so f is 1 where nothing is wrong
 with it. It rises above where the pool stays clearly empty while tasks wait for leases (shared prefixes, say), and falls
 on retractions, a pool nearly full, a collapse of throughput. A server that refuses (503 queue full) gets what it took,
-and slowly more. Invariant: between two changes the endpoint had
-time to show what the first one did. What a death teaches is app/capacity/deaths.py.
+and slowly more. What a death teaches is app/capacity/deaths.py. Invariant: between two changes the endpoint had time to
+show what the first one did.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
     new = not settings.out.exists()
     rundir = make_directory(settings.out)
     log_to(rundir.logs / "run.log")
-    with hold(rundir.lock, "running this directory") as held, standing_by(_crew(rundir, settings)) as spares:
+    with hold(rundir.lock, "running this directory") as held, standing_by(_early_children(rundir, settings)) as spares:
         end_leftover(rundir.redis)
         with gone_if_refused(rundir, new=new):
             prepared = prepare(settings)
@@ -59,7 +59,7 @@ def run_command(values: dict[str, Any], line_seconds: float = 30.0) -> int:
         return code
 
 
-def _crew(rundir: RunDir, settings) -> dict[str, str]:
+def _early_children(rundir: RunDir, settings) -> dict[str, str]:
     """Children that can be started before all is checked, each with what it imports; none where all may be done."""
     from app.ledger import Ledger
 

@@ -94,8 +94,8 @@ class Proof:
         for name, values in ours.items():
             said = line.said.get(name, values[0])
             if type(said) is not type(values[0]) or said not in values:
-                has = f"0 to {values[-1]}" if name == "completion_index" else " or ".join(map(str, values))
-                has = values[0] if name == "recipe" else has
+                shown = values[:1] if name == "recipe" else values  # the others differ in nothing that ids would not
+                has = f"0 to {values[-1]}" if name == "completion_index" else " or ".join(map(str, shown))
                 remedy = " (raise --samples)" if name == "completion_index" and type(said) is int else ""
                 detail = f"{name} is {str(said)[:40]!r}, this run has {has}{remedy}"
                 return Doubt.NOT_ASKED, f"{detail}; --map {name}=FIELD if it stands elsewhere"
