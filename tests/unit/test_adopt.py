@@ -92,6 +92,20 @@ def test_good_answers_are_taken_and_verify_holds(old):
     assert read_run_file(rundir.run_json).server == {"model": "teacher"}
 
 
+def test_a_line_may_name_our_recipe_with_tools_as_any_server_writes_them_and_no_other(old):
+    """The first server's version decides that form; adopting knows no server. Another temperature is another recipe."""
+    old.adopt()
+    recipe = read_run_file(old.out / "run.json").recipe
+    ordered = recipe.model_copy(update={"rendering": recipe.rendering | {"tools": "ordered"}})
+    hotter = recipe.model_copy(update={"sampling": recipe.sampling | {"temperature": 0.123}})
+    for line in old.lines:
+        line["recipe"] = ordered.fingerprint
+    old.lines[7]["recipe"] = hotter.fingerprint
+    old.out = old.folder / "another"
+    assert old.adopt(code=5)["verdicts"] == {"trusted": 39, "not_asked": 1}
+    assert doubts(old.out / "adopt_report.jsonl") == {8: "not_asked"}
+
+
 def test_five_rows_altered_in_five_ways_are_found_and_no_other(tmp_path, renderer, demo_tokenizer):
     """Of a thousand: a prompt id, an output id, a cut list, an ending, a row said twice."""
     old = Old(tmp_path, renderer, demo_tokenizer, 1000)
