@@ -67,7 +67,7 @@ def test_a_server_that_takes_less_than_it_tells_gets_what_it_takes(redis_client,
             return redis_client.xlen(KEYS.responses) == 80
 
         until(all_came, 60, "80 responses")
-        assert any(0 < one < 40 for one in ceilings), ceilings
+        assert any(0 < one < 16 for one in ceilings), ceilings  # less than any server gets at first
         assert endpoint.stats()["peak_running"] == 10
     assert redis_client.hlen(KEYS.charges) == 0
 
